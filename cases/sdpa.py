@@ -1,0 +1,407 @@
+"""Scaled dot-product attention: what can be asked, how it is drawn, and shapes of real models."""
+
+import functools
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+import torch
+from hypothesis import strategies as st
+
+from cases import values
+from cases.case import Case, Inputs
+from cases.drawing import near, seeds, subset
+from cases.layouts import NAMES as LAYOUTS
+from cases.layouts import lay_out
+from references import sdpa as reference
+
+FEATURES = {
+    "causal": "query i sees keys up to its own position; last query aligned with last key",
+    "window": "each query sees at most `window` keys, itself included (needs causal)",
+    "sinks": "one more key per head with a logit of its own and value 0; mean logit",
+    "softcap": "scores pass through softcap * tanh(score / softcap)",
+    "scale": "softmax scale other than 1/sqrt(head_dim)",
+    "kv_lens": "valid keys per request; the rest is padding and poisoned",
+    "q_lens": "valid queries per request (ragged batch)",
+    "side": "where padding stands: right (default) or left",
+    "layout": "strides of q, k and v in memory, with poison in the gaps",
+    "lse": "the log of the softmax denominator is returned too (natural log)",
+    "schedule": "queries per call: prefill chunks and decode steps over a growing key cache",
+}
+"""Every optional field, with its meaning."""
+
+WINDOWS = (1, 2, 3, 4, 7, 8, 16, 31, 32, 64, 128)
+BLOCKS = (8, 16, 32, 64, 128, 256, 512)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SdpaCase(Case):
+    """q [batch, heads, q_len, head_dim] against k and v [batch, kv_heads, kv_len, head_dim].
+
+    Lengths are those of the tensors; `q_lens` and `kv_lens` say how much of them is valid.
+    Lengths in positions; `scale`, `softcap` and `sinks` in logits.
+
+    Raises:
+        ValueError: fields that contradict each other.
+    """
+
+    op: ClassVar[str] = "sdpa"
+    values: str
+    batch: int
+    q_len: int
+    kv_len: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    causal: bool = False
+    window: int | None = None
+    sinks: float | None = None
+    softcap: float | None = None
+    scale: float | None = None
+    kv_lens: tuple[int, ...] | None = None
+    q_lens: tuple[int, ...] | None = None
+    side: str = "right"
+    layout: str = "contiguous"
+    lse: bool = False
+    schedule: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        def need(ok: bool, what: str) -> None:
+            if not ok:
+                raise ValueError(f"{what}; got {self.to_json()}")
+
+        need(self.values in values.NAMES, f"values must be one of {', '.join(values.NAMES)}")
+        sizes = (self.batch, self.q_len, self.kv_len, self.heads, self.kv_heads, self.head_dim)
+        need(min(sizes) >= 1, "batch, lengths, heads and head_dim must be at least 1")
+        need(self.heads % self.kv_heads == 0, "heads must be a multiple of kv_heads")
+        need(self.window is None or self.causal, "window needs causal")
+        need(self.window is None or self.window >= 1, "window must be at least 1")
+        need(self.side in ("right", "left"), "side must be right or left")
+        for lens, top in ((self.kv_lens, self.kv_len), (self.q_lens, self.q_len)):
+            need(
+                lens is None or (len(lens) == self.batch and 0 <= min(lens) <= max(lens) <= top),
+                "kv_lens and q_lens must give each request a length within the tensor",
+            )
+        if self.schedule:
+            need(sum(self.schedule) == self.q_len, "schedule must add up to q_len")
+            need(min(self.schedule) >= 1, "schedule steps must be at least 1")
+            need(self.causal and self.kv_len >= self.q_len, "schedule needs causal, kv >= q")
+            need(self.kv_lens is None and self.q_lens is None, "schedule excludes padding")
+
+    @property
+    def softmax_scale(self) -> float:
+        return 1 / math.sqrt(self.head_dim) if self.scale is None else self.scale
+
+    @property
+    def structured(self) -> bool:
+        return self.values not in values.INDEPENDENT
+
+    @property
+    def dead_rows(self) -> bool:
+        """Some query that is asked for sees no key."""
+        return bool((~self._visible().any(-1) & self._rows()).any())
+
+    @property
+    def work(self) -> int:
+        return self.batch * self.heads * self.q_len * self.kv_len * self.head_dim
+
+    def output_dtypes(self) -> Mapping[str, str]:
+        return {"out": self.dtype, **({"lse": "float32"} if self.lse else {})}
+
+    def output_shapes(self) -> Mapping[str, tuple[int, ...]]:
+        rows = (self.batch, self.heads, self.q_len)
+        return {"out": (*rows, self.head_dim), **({"lse": rows} if self.lse else {})}
+
+    def steps(self) -> tuple[tuple[int, int, int], ...]:
+        """(first query, end of queries, keys) of every call of the schedule."""
+        out, start = [], 0
+        for step in self.schedule or (self.q_len,):
+            out.append((start, start + step, self.kv_len - self.q_len + start + step))
+            start += step
+        return tuple(out)
+
+    def inputs(self) -> Inputs:
+        return dict(_inputs(self))
+
+    def expected(self, inputs: Inputs) -> Inputs:
+        out, lse = reference.sdpa(
+            inputs["q"],
+            inputs["k"],
+            inputs["v"],
+            visible=inputs["visible"],
+            scale=self.softmax_scale,
+            softcap=self.softcap,
+            sinks=inputs.get("sinks"),
+        )
+        return {"out": out, **({"lse": lse} if self.lse else {})}
+
+    def judged(self, inputs: Inputs) -> Mapping[str, torch.Tensor]:
+        if self.q_lens is None:
+            return {}
+        return self._per_output(self._rows())
+
+    def dead(self, inputs: Inputs) -> Mapping[str, torch.Tensor]:
+        dead = ~inputs["visible"][:, 0].any(-1) & self._rows()
+        return self._per_output(dead) if bool(dead.any()) else {}
+
+    def vacuous(self, inputs: Inputs) -> str | None:
+        on = self.features()
+        mask = inputs["visible"][:, 0]
+        if "window" in on and torch.equal(mask, replace(self, window=None)._visible()):
+            return f"window={self.window}: no key is clipped"
+        if "causal" in on and self.window is None:
+            free = torch.equal(mask, replace(self, causal=False)._visible())
+            if free and self.kv_len == self.q_len:
+                return "causal: no key is hidden"
+        if "kv_lens" in on and self.kv_lens and min(self.kv_lens) == self.kv_len:
+            return "kv_lens: no key is padding"
+        if "q_lens" in on and self.q_lens and min(self.q_lens) == self.q_len:
+            return "q_lens: no query is padding"
+        if "side" in on and self.kv_lens is None and self.q_lens is None:
+            return "side: nothing is padded"
+        if "schedule" in on and len(self.schedule) == 1:
+            return "schedule: a single step"
+        if not bool(mask.any()):
+            return "no key is visible to any query"
+        for name in ("sinks", "softcap"):
+            if name in on and self._unseen(inputs, name):
+                return f"{name}={getattr(self, name)}: the output rounds to the same bits without"
+        return None
+
+    def _unseen(self, inputs: Inputs, name: str) -> bool:
+        plain = {k: v for k, v in inputs.items() if k != name}
+        off: dict[str, Any] = {name: None}
+        with_, without = self.expected(inputs), replace(self, **off).expected(plain)
+        dtype = getattr(torch, self.dtype)
+        return all(torch.equal(with_[k].to(dtype), without[k].to(dtype)) for k in with_)
+
+    def _lens(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        return (
+            self.q_lens or (self.q_len,) * self.batch,
+            self.kv_lens or (self.kv_len,) * self.batch,
+        )
+
+    def _visible(self) -> torch.Tensor:
+        """bool [batch, q_len, kv_len]."""
+        q_lens, kv_lens = self._lens()
+        return reference.visible_keys(
+            q_lens,
+            kv_lens,
+            self.q_len,
+            self.kv_len,
+            causal=self.causal,
+            window=self.window,
+            side=self.side,
+        )
+
+    def _rows(self) -> torch.Tensor:
+        """bool [batch, q_len]: the queries that are not padding."""
+        return valid_slots(self._lens()[0], self.q_len, self.side)
+
+    def _per_output(self, rows: torch.Tensor) -> Mapping[str, torch.Tensor]:
+        rows = rows[:, None].expand(self.batch, self.heads, self.q_len)
+        wide = rows[..., None].expand(*rows.shape, self.head_dim)
+        return {"out": wide, **({"lse": rows} if self.lse else {})}
+
+
+def valid_slots(lens: tuple[int, ...], length: int, side: str) -> torch.Tensor:
+    """bool [batch, length]: the slots that are not padding."""
+    slot, lens_ = torch.arange(length)[None], torch.tensor(lens)[:, None]
+    return slot < lens_ if side == "right" else slot >= length - lens_
+
+
+@functools.lru_cache(maxsize=8)
+def _inputs(case: SdpaCase) -> tuple[tuple[str, torch.Tensor], ...]:
+    q, k, v = _filled(case)
+    bad = values.poison(case.dtype)
+    q_lens, kv_lens = case._lens()
+    if case.kv_lens is not None:
+        padded = ~valid_slots(kv_lens, case.kv_len, case.side)[:, None, :, None]
+        k, v = k.masked_fill(padded, bad), v.masked_fill(padded, bad)
+    if case.q_lens is not None:
+        q = q.masked_fill(~valid_slots(q_lens, case.q_len, case.side)[:, None, :, None], 1.0)
+    out = {
+        name: lay_out(values.cast(x, case.dtype), case.layout, bad)
+        for name, x in (("q", q), ("k", k), ("v", v))
+    }
+    out["visible"] = case._visible()[:, None]
+    if case.sinks is not None:
+        spread = values.normal(case.seed, "sinks", (case.heads,)) * 0.5
+        out["sinks"] = values.cast(spread + case.sinks, case.dtype)
+    return tuple(out.items())
+
+
+def _filled(case: SdpaCase) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """q, k and v as float64, of the fill that the case names."""
+    b, d = case.batch, case.head_dim
+    q = values.normal(case.seed, "q", (b, case.heads, case.q_len, d))
+    k = values.normal(case.seed, "k", (b, case.kv_heads, case.kv_len, d))
+    v = values.normal(case.seed, "v", (b, case.kv_heads, case.kv_len, d))
+    half = d // 2
+    match case.values:
+        case "small":
+            q, k, v = q / 16, k / 16, v / 128
+        case "loud":
+            q, k = q * 4, k * 4
+        case "peaked":  # one key lies along the first query
+            j = int(values.integers(case.seed, "peak", (1,), 0, case.kv_len - 1))
+            k[:, :, j] = q[:, : case.kv_heads, 0] * 3
+            v = v * 4
+        case "flat":
+            q = q / 64
+        case "cancel":  # halves of every dot product nearly cancel
+            q[..., half : 2 * half] = -q[..., :half]
+            jitter = values.normal(case.seed, "jitter", (b, case.kv_heads, case.kv_len, half))
+            k[..., half : 2 * half] = k[..., :half] * (1 + jitter / 1024)
+            q = q * 4
+        case "alternating":  # neighbouring values cancel
+            sign = 1.0 - 2.0 * (torch.arange(case.kv_len) % 2)[:, None]
+            q, v = q / 8, v.abs() * sign
+        case "zeros":
+            q[..., ::2] = 0
+            k[:, :, : case.kv_len // 2] = 0
+            v[:, :, case.kv_len // 3 :: 2] = 0
+        case "subnormal":
+            v = v * values.tiny(case.dtype)
+        case "constant":
+            q, k, v = (torch.full_like(x, c) for x, c in ((q, 0.1), (k, 0.7), (v, 1.3)))
+        case "outlier":  # two loud channels, as in real checkpoints
+            q[..., 1 % d] *= 32
+            k[..., 3 % d] *= 16
+            v[..., 0] *= 64
+        case "positive":
+            q, k, v = q.abs(), k.abs(), v.abs()
+        case "grid":  # few bits: sums are exact
+            q, k, v = (q * 2).round() / 2, (k * 2).round() / 2, (v * 4).round() / 4
+        case "steady":
+            v = 1 + v / 128
+    return q, k, v
+
+
+@st.composite
+def strategy(
+    draw: st.DrawFn, claims: frozenset[str], dtypes: tuple[str, ...], large: bool = False
+) -> SdpaCase:
+    """Cases that use only claimed features; shrinks towards few, small and featureless.
+
+    claims: names from FEATURES. large: nightly sizes (kv_len to 4096, head_dim to 256).
+    """
+    on = subset(draw, claims, FEATURES)
+    on |= {"causal"} if on & {"window", "schedule"} else frozenset()
+    top_kv = 4096 if large else 300
+    window = draw(st.sampled_from(WINDOWS)) if "window" in on else None
+    if window is None:
+        kv_len = draw(near(*BLOCKS, low=1, high=top_kv))
+    else:  # at least one key beyond the window, mostly
+        kv_len = window + draw(st.sampled_from((1, 2, 0, 3, 17, 64)))
+    scheduled = "schedule" in on
+    relation = draw(st.sampled_from(("shorter", "shorter", "square", "longer", "single")))
+    if "window" not in claims and relation != "single":
+        relation = draw(st.sampled_from((relation, "square")))  # what plain kernels are made for
+    q_high = 1 if relation == "single" else 24
+    if scheduled:
+        q_high = min(kv_len, 24)
+    q_len = draw(near(1, 8, 16, low=1, high=q_high))
+    if window is None and not scheduled and relation == "square":
+        kv_len = q_len
+    elif window is None and not scheduled and relation == "longer":
+        kv_len = draw(st.integers(1, q_len))
+    kv_heads = draw(st.sampled_from((1, 2, 3)))
+    group = draw(st.sampled_from((1, 2, 4, 5)))
+    head_dim = draw(st.sampled_from((64, 8, 16, 32, 80, 96, 128, *((192, 256) if large else ()))))
+    padded = bool(on & {"kv_lens", "q_lens"}) and not scheduled
+    batch = draw(st.integers(1, 3 if padded else 2))
+    lengths: dict[str, Any] = {}
+    if padded and "kv_lens" in on:
+        lens = [draw(near(window or 1, low=0, high=kv_len)) for _ in range(batch)]
+        lengths["kv_lens"] = tuple(lens)
+    if padded and "q_lens" in on:
+        lengths["q_lens"] = tuple(draw(st.integers(0, q_len)) for _ in range(batch))
+    if padded and "side" in on:
+        lengths["side"] = draw(st.sampled_from(("left", "right")))
+    return SdpaCase(
+        dtype=draw(st.sampled_from(dtypes)),
+        seed=draw(seeds),
+        values=draw(st.sampled_from(values.NAMES)) if draw(st.booleans()) else "normal",
+        batch=batch,
+        q_len=q_len,
+        kv_len=kv_len,
+        heads=kv_heads * group,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
+        causal="causal" in on,
+        window=window,
+        sinks=draw(st.sampled_from((0.0, -4.0, 4.0))) if "sinks" in on else None,
+        softcap=draw(st.sampled_from((2.0, 20.0, 50.0))) if "softcap" in on else None,
+        scale=draw(st.sampled_from((1.0, 0.0625, 0.3))) if "scale" in on else None,
+        layout=draw(st.sampled_from(LAYOUTS)) if "layout" in on else "contiguous",
+        lse="lse" in on,
+        schedule=draw(_split(q_len)) if scheduled else (),
+        **lengths,
+    )
+
+
+@st.composite
+def _split(draw: st.DrawFn, total: int) -> tuple[int, ...]:
+    """Chunks that add up to `total`: prefill chunks, then single decode steps."""
+    decode = draw(st.integers(0, min(3, total - 1))) if total > 1 else 0
+    rest, chunks = total - decode, []
+    while rest:
+        chunk = draw(st.integers(1, rest))
+        chunks.append(chunk)
+        rest -= chunk
+    return (*chunks, *(1,) * decode)
+
+
+CASE = SdpaCase
+
+_MODEL = {"dtype": "bfloat16", "seed": 1, "values": "normal", "batch": 1}
+PINNED: tuple[tuple[str, SdpaCase], ...] = (
+    (
+        "gpt-oss-decode",
+        SdpaCase(
+            **_MODEL, q_len=1, kv_len=200, heads=64, kv_heads=8, head_dim=64, causal=True,
+            window=128, sinks=0.0,
+        ),
+    ),
+    (
+        "gpt-oss-full-layer",
+        SdpaCase(
+            **_MODEL, q_len=3, kv_len=67, heads=64, kv_heads=8, head_dim=64, causal=True, sinks=0.0
+        ),
+    ),
+    (
+        "llama-3-8b-extend",
+        SdpaCase(**_MODEL, q_len=7, kv_len=65, heads=32, kv_heads=8, head_dim=128, causal=True),
+    ),
+    (
+        "gemma-3-4b-local-decode",
+        SdpaCase(
+            **_MODEL, q_len=1, kv_len=1030, heads=8, kv_heads=4, head_dim=256, causal=True,
+            window=1024, scale=0.0625,
+        ),
+    ),
+    (
+        "gemma-2-9b-softcap",
+        SdpaCase(
+            **_MODEL, q_len=2, kv_len=40, heads=16, kv_heads=8, head_dim=256, causal=True,
+            softcap=50.0, scale=0.0625,
+        ),
+    ),
+    (
+        "qwen-3-8b-chunked-prefill",
+        SdpaCase(
+            **_MODEL, q_len=12, kv_len=29, heads=32, kv_heads=8, head_dim=128, causal=True,
+            schedule=(5, 5, 1, 1),
+        ),
+    ),
+    (
+        "mistral-7b-window",
+        SdpaCase(
+            **_MODEL, q_len=1, kv_len=4098, heads=32, kv_heads=8, head_dim=128, causal=True,
+            window=4096,
+        ),
+    ),
+)  # fmt: skip
+"""Attention of published models, by the name of the model."""

@@ -1,0 +1,1 @@
+"""How to put a question to production code and how to judge the answer."""

@@ -1,0 +1,98 @@
+"""Observed against allowed, element by element. Never asserts, never succeeds early."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+
+from harness.arithmetic.formats import FORMATS, round_to
+from harness.arithmetic.midrad import MidRad
+from harness.arithmetic.verdict import excess
+
+INFINITE = float("inf")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verdict:
+    """How far an answer lies from what its program allows.
+
+    excess: the largest distance over radius of all judged elements; inf where none is allowed.
+    exact: elements that equal the program's own rounding bit for bit.
+    elements: elements judged. output, where: the worst one. why: a sentence when excess > 1.
+    """
+
+    excess: float
+    exact: int
+    elements: int
+    output: str = ""
+    where: tuple[int, ...] = ()
+    why: str = ""
+
+    @property
+    def allowed(self) -> bool:
+        return self.excess <= 1
+
+
+def compare(
+    observed: Mapping[str, torch.Tensor],
+    expected: Mapping[str, MidRad],
+    judged: Mapping[str, torch.Tensor],
+) -> Verdict:
+    """The verdict on outputs that keep the contract (names, shapes, dtypes).
+
+    judged: per output, a bool mask of the elements with a meaning; absent means all.
+    A NaN, in the answer or in the program, is infinitely far; so is an answer with no element.
+    """
+    worst, exact, elements, output, where = -1.0, 0, 0, "", ()
+    for name, allowed in expected.items():
+        got = observed[name]
+        distance = _excess(got, allowed)
+        distance = torch.where(distance.isnan(), INFINITE, distance)
+        hit = _own_rounding(got, allowed)
+        mask = judged.get(name)
+        claimed = ~allowed.rad.isinf()  # an infinite radius claims nothing: not judged
+        if not bool(claimed.all()):
+            mask = claimed if mask is None else mask & claimed
+        if mask is not None:
+            elements += int(mask.sum())
+            exact += int((hit & mask).sum())
+            distance = torch.where(mask, distance, -1.0)
+        else:
+            elements += got.numel()
+            exact += int(hit.sum())
+        top = int(distance.argmax())
+        if float(distance.view(-1)[top]) > worst:
+            worst, output = float(distance.view(-1)[top]), name
+            where = tuple(int(i) for i in torch.unravel_index(torch.tensor(top), got.shape))
+    if elements == 0:
+        return Verdict(
+            excess=INFINITE, exact=0, elements=0, why="no element of the answer has a meaning"
+        )
+    why = "" if worst <= 1 else _sentence(observed[output], expected[output], output, where, worst)
+    return Verdict(
+        excess=worst, exact=exact, elements=elements, output=output, where=where, why=why
+    )
+
+
+def _excess(got: torch.Tensor, allowed: MidRad) -> torch.Tensor:
+    if got.is_floating_point():
+        return excess(got, allowed, FORMATS[str(got.dtype).removeprefix("torch.")])
+    distance = (got.double() - allowed.mid).abs()  # integers and bools are exact
+    return torch.where(distance <= allowed.rad, 0.0, INFINITE)
+
+
+def _own_rounding(got: torch.Tensor, allowed: MidRad) -> torch.Tensor:
+    if not got.is_floating_point():
+        return got.double() == allowed.mid
+    fmt = FORMATS[str(got.dtype).removeprefix("torch.")]
+    return round_to(allowed.mid, fmt) == got.double()
+
+
+def _sentence(
+    got: torch.Tensor, allowed: MidRad, name: str, where: tuple[int, ...], worst: float
+) -> str:
+    observed, mid, rad = got[where].item(), float(allowed.mid[where]), float(allowed.rad[where])
+    return (
+        f"{name}{list(where)} is {observed!r}, expected {mid:.9g} within {rad:.3g}: "
+        f"{worst:.3g} x what is allowed"
+    )

@@ -1,0 +1,3 @@
+"""PyTorch's own attention kernels."""
+
+REQUIRES = ("torch",)

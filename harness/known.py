@@ -1,0 +1,87 @@
+"""Accepted divergences: which cases a subject is known to answer otherwise, and why."""
+
+import tomllib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+import cases
+from cases.case import Case
+
+_FIELDS = {"id", "op", "subjects", "spares", "when", "case", "why", "link"}
+SPARES = ("case", "dead")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Known:
+    """One entry of `reports/known.toml`.
+
+    subjects: name patterns (fnmatch). when: what a case must be (Case.matches).
+    spares: "case": such a case is not judged; "dead": only its rows that see nothing are left out.
+    pinned: one case that diverges; a test demands that it still does.
+    """
+
+    id: str
+    op: str
+    subjects: tuple[str, ...]
+    when: Mapping[str, Any]
+    spares: str
+    pinned: Case
+    why: str
+    link: str = ""
+
+    def covers(self, subject: str, case: Case) -> bool:
+        return (
+            case.op == self.op
+            and any(fnmatchcase(subject, pattern) for pattern in self.subjects)
+            and case.matches(self.when)
+        )
+
+
+def load(path: Path) -> tuple[Known, ...]:
+    """The entries of a known.toml.
+
+    Raises:
+        ValueError: the file is no TOML, or an entry lacks a field, has an unknown one, or pins a
+            case that its own `when` does not cover.
+    """
+    try:
+        entries = tomllib.loads(path.read_text(encoding="utf-8")).get("known", [])
+    except tomllib.TOMLDecodeError as error:
+        raise ValueError(f"{path} is not TOML: {error}") from error
+    found = tuple(_entry(path, entry) for entry in entries)
+    ids = [known.id for known in found]
+    if len(set(ids)) != len(ids):
+        raise ValueError(f"{path}: ids must be unique, got {', '.join(ids)}")
+    return found
+
+
+def _entry(path: Path, entry: Mapping[str, Any]) -> Known:
+    where = f"{path}, entry {entry.get('id', '?')!r}"
+    if unknown := set(entry) - _FIELDS:
+        raise ValueError(f"{where}: unknown fields {sorted(unknown)}; known: {sorted(_FIELDS)}")
+    if missing := _FIELDS - {"link"} - set(entry):
+        raise ValueError(f"{where}: {sorted(missing)} is missing")
+    if entry["spares"] not in SPARES:
+        raise ValueError(f"{where}: spares={entry['spares']!r}, expected one of {SPARES}")
+    pinned = cases.load(entry["op"]).CASE.from_json(entry["case"])
+    known = Known(
+        id=entry["id"],
+        op=entry["op"],
+        subjects=tuple(entry["subjects"]),
+        when=entry["when"],
+        spares=entry["spares"],
+        pinned=pinned,
+        why=entry["why"],
+        link=entry.get("link", ""),
+    )
+    if not pinned.matches(known.when):
+        raise ValueError(f"{where}: its pinned case is not covered by its own `when`")
+    return known
+
+
+def covering(entries: Iterable[Known], subject: str, case: Case) -> tuple[Known, ...]:
+    """The entries that cover this case for this subject."""
+    return tuple(known for known in entries if known.covers(subject, case))

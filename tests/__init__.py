@@ -1,0 +1,1 @@
+"""The questions put to the engines, and the harness itself on trial."""
