@@ -1,0 +1,270 @@
+"""The declared arithmetic of attention kernels, and the envelope of any of them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from cases.sdpa import SdpaCase
+from harness.arithmetic.dot import Accumulate, dot
+from harness.arithmetic.elementwise import divide_by, tanh
+from harness.arithmetic.exponential import Exp, cubic_exp
+from harness.arithmetic.formats import FORMATS, FP32, FP64, Format, round_scalar
+from harness.arithmetic.midrad import MidRad
+from harness.arithmetic.mode import DET, Mode
+from harness.arithmetic.softmax import SoftmaxPV, log_sum_exp, softmax_pv
+
+Inputs = Mapping[str, Tensor]
+Program = Callable[[SdpaCase, Inputs, Mode], dict[str, MidRad]]
+
+Place = Literal["dtype", "compute"]
+"""A format relative to the case: its own dtype, or the one it is computed in (float32)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SdpaArithmetic:
+    """Where a kernel rounds, from q and k to the output; formats are relative to the case.
+
+    `scale_at`     query: q * scale, stored; both: q and k each times sqrt(scale), stored;
+                   scores: the finished product times scale.
+    `scale_format` the constant is rounded into it.
+    `operands`     format of the stored q * scale (and k * scale).
+    `qk`           accumulation of the scores.
+    `scores`       dtype: the product and every operation on it (scale, softcap) are stored in
+                   the case's dtype, a known rounding each; compute: they stay in registers, and
+                   each rounds once at a point that a fused operation may skip.
+    `softcap_divides`  score / softcap is a division (else a product with the reciprocal).
+    `tanh_error`   of the softcap's tanh, in unit roundoffs of the compute format.
+    `softmax`      the rest, for dtypes that are their own compute format.
+    `softmax_low`  the rest for bfloat16 and float16; None: as `softmax`.
+    `weights`      the softmax weights are stored in the case's dtype before they meet V.
+    `shift`        s - max is stored in the case's dtype before exp.
+    """
+
+    scale_at: Literal["query", "both", "scores"] = "scores"
+    scale_format: Place = "compute"
+    operands: Place = "compute"
+    qk: Accumulate = Accumulate()
+    scores: Place = "compute"
+    softcap_divides: bool = True
+    tanh_error: float = 4.0
+    softmax: SoftmaxPV = field(default_factory=SoftmaxPV)
+    softmax_low: SoftmaxPV | None = None
+    weights: bool = False
+    shift: bool = False
+
+
+_LIBRARY_EXP = Exp(e0=1.5, flush=-103.0)
+_VECTOR_SUM = Accumulate(order="simd8", exact_products=True, epilogue=0)
+_PLAIN_SUM = Accumulate(exact_products=True, epilogue=0)
+
+TORCH_MATH = SdpaArithmetic(
+    scale_at="both",
+    softmax=SoftmaxPV(exp=_LIBRARY_EXP, sum=_VECTOR_SUM),
+)
+"""torch's math backend: everything in float32, whatever the dtype."""
+
+TORCH_FLASH = SdpaArithmetic(
+    softmax=SoftmaxPV(exp=Exp(e0=42.0), sum=_PLAIN_SUM, divisions=3, block=512),
+    softmax_low=SoftmaxPV(
+        exp=Exp(e0=130.0, e1=3.0, replica=cubic_exp, width=8),
+        sum=_PLAIN_SUM,
+        rounded_at="exp",
+        divisions=3,
+        block=512,
+    ),
+    weights=True,
+)
+"""torch's CPU flash kernel: float32 scores; bf16 and fp16 weights by a cubic exp, rounded as
+exp(s - running max), 512 keys a block. Vectors of 8 (AVX2): see `torch_flash`."""
+
+MLX = SdpaArithmetic(
+    scale_at="query",
+    scale_format="dtype",
+    operands="dtype",
+    scores="dtype",
+    softmax=SoftmaxPV(exp=Exp(e0=2.5, e1=0.9), sum=_PLAIN_SUM),
+    weights=True,
+)
+"""mx.fast.scaled_dot_product_attention as its fallback graph computes it: each result stored."""
+
+HF_EAGER = SdpaArithmetic(
+    scores="dtype",
+    softmax=SoftmaxPV(exp=_LIBRARY_EXP, sum=_VECTOR_SUM),
+    weights=True,
+)
+"""transformers' eager attention: each result stored, softmax in float32."""
+
+HF_EAGER_SINKS = replace(HF_EAGER, shift=True)
+"""gpt-oss in transformers: the sink is concatenated, the maximum subtracted in the dtype."""
+
+
+def torch_flash(width: int) -> SdpaArithmetic:
+    """`TORCH_FLASH` for vectors of `width` float32 (8: AVX2, 16: AVX512)."""
+    low = TORCH_FLASH.softmax_low
+    assert low is not None
+    return replace(TORCH_FLASH, softmax_low=replace(low, exp=replace(low.exp, width=width)))
+
+
+def program(spec: SdpaArithmetic) -> Program:
+    """The program of a kernel with this arithmetic: (case, inputs, mode) -> {out, lse?}."""
+
+    def run(case: SdpaCase, inputs: Inputs, mode: Mode) -> dict[str, MidRad]:
+        own, compute = _formats(case)
+        low = own is not compute
+        places: dict[Place, Format] = {"dtype": own, "compute": compute}
+        q, k, v, visible = _grouped(case, inputs)
+        scale = case.softmax_scale
+        if spec.scale_at == "both":
+            root = round_scalar(math.sqrt(scale), places[spec.scale_format])
+            q = q.scale(root).round(places[spec.operands])
+            k = k.scale(root).round(places[spec.operands])
+        elif spec.scale_at == "query":
+            q = q.scale(round_scalar(scale, places[spec.scale_format]))
+            q = q.round(places[spec.operands])
+        qk = _in(spec.qk, compute)
+        stored = low and spec.scores == "dtype"
+
+        def step(scores: MidRad) -> MidRad:
+            return scores.round(own) if stored else scores.free(compute)
+
+        independent = q.is_exact and k.is_exact
+        scores = dot(q, k.mT, qk, mode)
+        if stored:
+            scores = scores.round(own)
+        if spec.scale_at == "scores":
+            scores = step(scores.scale(round_scalar(scale, places[spec.scale_format])))
+        if case.softcap is not None:
+            cap = round_scalar(case.softcap, own if stored else compute)
+            if spec.softcap_divides:
+                scores = divide_by(scores, cap)
+            else:
+                scores = scores.scale(round_scalar(1 / cap, own if stored else compute))
+            scores = tanh(step(scores), spec.tanh_error, compute)
+            scores = step((scores.round(own) if stored else scores).scale(cap))
+        softmax = spec.softmax
+        if low and spec.softmax_low is not None:
+            softmax = spec.softmax_low
+        softmax = replace(
+            softmax,
+            sum=_in(softmax.sum, compute),
+            pv=_in(softmax.pv, compute),
+            weights=own if low and spec.weights else None,
+            shift=own if low and spec.shift else None,
+        )
+        return _finish(case, inputs, scores, v, visible, softmax, mode, independent)
+
+    return run
+
+
+def envelope(
+    case: SdpaCase, inputs: Inputs, mode: Mode, accumulate: Accumulate | None = None
+) -> dict[str, MidRad]:
+    """Any kernel that computes in the case's dtype with float32 accumulators; rigorous.
+
+    No rounding point is known. In the dtype T may be rounded: the scale constant and up to two
+    scaled operands, the product, the scaled product, each softcap step, s - max, the weights,
+    and one stored copy of the output before its own rounding. The exponential may be a fast one
+    (1.1e-4 relative, torch's cubic) in a low precision, and 20 ulp of float32 otherwise.
+    Radii are those of det mode whatever `mode` says: unknown rounding is not random.
+
+    `accumulate` replaces the float32 accumulator in any order, e.g. `directed=True` for tensor
+    cores that truncate.
+    """
+    del mode
+    own, compute = _formats(case)
+    low = own is not compute
+    accumulate = _in(accumulate or Accumulate(order="any"), compute)
+    q, k, v, visible = _grouped(case, inputs)
+    scale = case.softmax_scale
+    scores = dot(q, k.mT, accumulate, DET)
+    # Two rounded operands: (1 + u)^2 - 1 of sum |q k|, and underflow of each against the other.
+    products = q.mid.abs() @ k.mid.abs().mT
+    crumbs = q.mid.abs().sum(-1, keepdim=True) + k.mid.abs().sum(-1).unsqueeze(-2)
+    operand = (2 * own.u + own.u**2) * products
+    underflow = own.tiny * crumbs * max(1.0, 1.0 / scale)
+    scores = MidRad(scores.mid, scores.rad * (1 + 3 * own.u) + operand + underflow)
+    # The constant, the product, the scaled product.
+    scores = scores.scale(scale).free(own, 3)
+    if case.softcap is not None:
+        # The cap or its reciprocal as a constant, the quotient; tanh; the cap, the product.
+        scores = divide_by(scores, case.softcap).free(own, 2)
+        scores = tanh(scores, 4.0, compute).free(own, 1).scale(case.softcap).free(own, 2)
+    softmax = SoftmaxPV(
+        exp=Exp(e0=1900.0, e1=2.0) if low else Exp(e0=64.0, e1=2.0),
+        sum=replace(accumulate, exact_products=True),
+        pv=accumulate,
+        divisions=4,
+        weights=own if low else None,
+        rounding_known=False,
+        shift=own if low else None,
+        shift_known=False,
+        block=16,
+    )
+    return _finish(case, inputs, scores, v, visible, softmax, DET, False, stored=own)
+
+
+def _formats(case: SdpaCase) -> tuple[Format, Format]:
+    """(format of the dtype, format it is computed in)."""
+    own = FORMATS[case.dtype]
+    return own, own if own.precision > FP32.precision else FP32
+
+
+def _in(accumulate: Accumulate, compute: Format) -> Accumulate:
+    """The same accumulation in float64 where the case is float64."""
+    return replace(accumulate, format=FP64) if compute is FP64 else accumulate
+
+
+def _grouped(case: SdpaCase, inputs: Inputs) -> tuple[MidRad, MidRad, MidRad, Tensor]:
+    """q [B, Hkv, G Lq, D], k and v [B, Hkv, Lk, D], visible [B, 1, G Lq, Lk].
+
+    The G query heads of one kv head become rows, so k and v are never repeated. Keys that no
+    query of their request sees are zeroed: whatever poison stands there meets no arithmetic.
+    """
+    visible = inputs["visible"]
+    group = case.heads // case.kv_heads
+    q = inputs["q"].to(torch.float64)
+    q = q.reshape(q.shape[0], case.kv_heads, group * q.shape[2], q.shape[3])
+    k, v = inputs["k"].to(torch.float64), inputs["v"].to(torch.float64)
+    unseen = ~visible.any(-2)
+    if bool(unseen.any()):
+        k, v = (x.masked_fill(unseen.unsqueeze(-1), 0.0) for x in (k, v))
+    return MidRad(q), MidRad(k), MidRad(v), visible.repeat(1, 1, group, 1)
+
+
+def _finish(
+    case: SdpaCase,
+    inputs: Inputs,
+    scores: MidRad,
+    v: MidRad,
+    visible: Tensor,
+    softmax: SoftmaxPV,
+    mode: Mode,
+    independent: bool,
+    stored: Format | None = None,
+) -> dict[str, MidRad]:
+    """Mask, softmax and values; outputs in the case's own shape."""
+    scores = scores.where(visible, -torch.inf)
+    sink = None
+    if case.sinks is not None:
+        logits = inputs["sinks"].to(torch.float64).reshape(1, case.kv_heads, -1, 1)
+        rows = scores.shape[-2] // logits.shape[2]
+        sink = MidRad(logits.repeat_interleave(rows, 2))
+    out = softmax_pv(scores, v, softmax, mode, sink, independent=independent).free(stored)
+    shape = (case.batch, case.heads, case.q_len)
+    dead = ~visible.any(-1, keepdim=True)
+    if bool(dead.any()) and sink is not None:
+        # Only the sink is left, whose value is 0: exactly zero, whatever the radii say.
+        out = MidRad(out.mid.masked_fill(dead, 0.0), out.rad.masked_fill(dead, 0.0))
+    elif bool(dead.any()) and stored is not None:
+        out = MidRad(out.mid, out.rad.masked_fill(dead, 0.0))
+    result = {"out": out.reshape(*shape, v.shape[-1])}
+    if case.lse:
+        lse = log_sum_exp(scores, softmax, mode, sink, independent=independent)
+        result["lse"] = lse.reshape(*shape)
+    return result
