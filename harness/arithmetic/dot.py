@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -105,34 +106,49 @@ class Accumulate:
         return (terms + self.epilogue) * self.format.tiny * (1.0 if self.directed else 0.5)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Moments:
-    """Power sums of the terms t_k = a_k b_k of every output element (tensors of one shape).
+class Terms:
+    """The terms t_k = a_k b_k of every element of a [..., m, k] @ b [..., k, n], by their sums.
 
-    `total` sum t, `absolute` sum |t|, `square` sum t^2; for prob radii also `fourth` sum t^4 and
-    `partial`, the mean square of the partial sums that an accumulation may pass through.
+    Sums are made when asked for; each is one matrix product.
     """
 
-    total: Tensor
-    absolute: Tensor
-    square: Tensor | None = None
-    fourth: Tensor | None = None
-    partial: Tensor | None = None
+    def __init__(self, a: Tensor, b: Tensor) -> None:
+        self._a = a
+        self._b = b
 
+    def __len__(self) -> int:
+        return self._a.shape[-1]
 
-def moments(a: Tensor, b: Tensor, mode: Mode) -> Moments:
-    """Moments of a [..., m, k] @ b [..., k, n]; absolute only, in det mode."""
-    total, absolute = a @ b, a.abs() @ b.abs()
-    if mode.proves:
-        return Moments(total=total, absolute=absolute)
-    a2, b2 = a * a, b * b
-    return Moments(
-        total=total,
-        absolute=absolute,
-        square=a2 @ b2,
-        fourth=(a2 * a2) @ (b2 * b2),
-        partial=partial_mean_square(a, b),
-    )
+    @cached_property
+    def total(self) -> Tensor:
+        """sum t, the exact result."""
+        return self._a @ self._b
+
+    @cached_property
+    def absolute(self) -> Tensor:
+        """sum |t|."""
+        return self._a.abs() @ self._b.abs()
+
+    @cached_property
+    def _squares(self) -> tuple[Tensor, Tensor]:
+        return self._a * self._a, self._b * self._b
+
+    @cached_property
+    def square(self) -> Tensor:
+        """sum t^2."""
+        a2, b2 = self._squares
+        return a2 @ b2
+
+    @cached_property
+    def fourth(self) -> Tensor:
+        """sum t^4."""
+        a2, b2 = self._squares
+        return (a2 * a2) @ (b2 * b2)
+
+    @cached_property
+    def partial(self) -> Tensor:
+        """Mean square of the partial sums that an accumulation may pass through."""
+        return partial_mean_square(self._a, self._b)
 
 
 def partial_mean_square(a: Tensor, b: Tensor) -> Tensor:
@@ -148,29 +164,31 @@ def partial_mean_square(a: Tensor, b: Tensor) -> Tensor:
     if terms < blocks * size:
         a = torch.nn.functional.pad(a, (0, blocks * size - terms))
         b = torch.nn.functional.pad(b, (0, 0, 0, blocks * size - terms))
-    natural_a = a.unflatten(-1, (blocks, size)).movedim(-2, -3)
-    natural_b = b.unflatten(-2, (blocks, size))
-    strided_a = a.unflatten(-1, (size, blocks)).movedim(-1, -3)
-    strided_b = b.unflatten(-2, (size, blocks)).movedim(-2, -3)
-    if blocks * a[..., :1].numel() * b.shape[-1] <= _BATCHED_LIMIT:
-        natural = (natural_a @ natural_b).cumsum(-3).square_().mean(-3)
-        strided = (strided_a @ strided_b).square_().sum(-3)
-        return torch.maximum(natural, strided.div_(3))
-    running = natural_a[..., 0, :, :] @ natural_b[..., 0, :, :]
-    natural = running.square()
-    strided = (strided_a[..., 0, :, :] @ strided_b[..., 0, :, :]).square_()
-    for block in range(1, blocks):
-        running += natural_a[..., block, :, :] @ natural_b[..., block, :, :]
-        natural.addcmul_(running, running)
-        lane = strided_a[..., block, :, :] @ strided_b[..., block, :, :]
-        strided.addcmul_(lane, lane)
+    # Blocks come first, so that each one's products lie together in memory.
+    natural_a = a.unflatten(-1, (blocks, size)).movedim(-2, 0)
+    natural_b = b.unflatten(-2, (blocks, size)).movedim(-3, 0)
+    strided_a = a.unflatten(-1, (size, blocks)).movedim(-1, 0)
+    strided_b = b.unflatten(-2, (size, blocks)).movedim(-2, 0)
+    if blocks * a[..., 0].numel() * b.shape[-1] <= _BATCHED_LIMIT:
+        sums = natural_a @ natural_b
+        for block in range(1, blocks):
+            sums[block] += sums[block - 1]
+        natural = sums.square_().sum(0)
+        strided = (strided_a @ strided_b).square_().sum(0)
+    else:
+        running = natural_a[0] @ natural_b[0]
+        natural = running.square()
+        strided = (strided_a[0] @ strided_b[0]).square_()
+        for block in range(1, blocks):
+            running += natural_a[block] @ natural_b[block]
+            natural.addcmul_(running, running)
+            lane = strided_a[block] @ strided_b[block]
+            strided.addcmul_(lane, lane)
     return torch.maximum(natural.div_(blocks), strided.div_(3))
 
 
-def accumulation_radius(
-    sums: Moments, terms: int, accumulate: Accumulate, mode: Mode, extra: int = 0
-) -> Tensor:
-    """Distance between the exact sum of `terms` products and what a kernel may return.
+def accumulation_radius(terms: Terms, accumulate: Accumulate, mode: Mode, extra: int = 0) -> Tensor:
+    """Distance between the exact sum of the terms and what a kernel may return.
 
     det   growth(depth) * sum |t| + underflow, for any tree of the declared depth.
     prob  The error is sum_k delta_k s_k over the nodes s_k of the tree. Terms in exchangeable
@@ -184,25 +202,25 @@ def accumulation_radius(
     error of the midpoint, (n + 16) 2^-53 sum |t|, is added. Where sum |t| reaches the
     accumulator's overflow threshold the radius is inf: a partial sum may overflow.
     """
-    relative = accumulate.growth(terms, extra)
-    rad = sums.absolute * relative
-    if not mode.proves and terms > 1:
-        square, fourth, partial = sums.square, sums.fourth, sums.partial
-        if square is None or fourth is None or partial is None:
-            raise ValueError("mode=prob needs all moments; call moments(a, b, mode) with it")
-        total2 = sums.total * sums.total
-        depth = accumulate.depth(terms) + extra
-        walk = torch.maximum(total2.div(3).add_(square, alpha=1 / 6), partial)
-        variance = walk.mul_(depth).add_(total2, alpha=2)
-        variance.add_(square, alpha=math.log2(terms + 1) + 1)
+    count = len(terms)
+    relative = accumulate.growth(count, extra)
+    rad = terms.absolute * relative
+    if not mode.proves and count > 1:
+        square = terms.square
+        total2 = terms.total * terms.total
+        walk = torch.maximum(total2.div(3).add_(square, alpha=1 / 6), terms.partial)
+        variance = walk.mul_(accumulate.depth(count) + extra).add_(total2, alpha=2)
+        variance.add_(square, alpha=math.log2(count + 1) + 1)
         probable = variance.sqrt_().mul_(mode.sigmas * accumulate.unit)
-        coherent = (total2 > sums.absolute.square().mul_(_COHERENT_SUM)) & (
-            total2 * fourth <= _COHERENT_SPREAD * square**3
-        )
-        rad = torch.where(coherent, rad, torch.minimum(rad, probable))
-    rad = rad.add_(sums.absolute, alpha=(terms + 16) * EPS64)
-    rad.add_(accumulate.underflow(terms) * (1 + relative))
-    over = sums.absolute >= accumulate.format.overflow_threshold / (1 + relative)
+        coherent = total2 > terms.absolute.square().mul_(_COHERENT_SUM)
+        if bool(coherent.any()):
+            cubed = square.square().mul_(square).mul_(_COHERENT_SPREAD)
+            coherent &= total2.mul_(terms.fourth) <= cubed
+            probable = torch.where(coherent, rad, probable)
+        rad = torch.minimum(rad, probable)
+    rad = rad.add_(terms.absolute, alpha=(count + 16) * EPS64)
+    rad.add_(accumulate.underflow(count) * (1 + relative))
+    over = terms.absolute >= accumulate.format.overflow_threshold / (1 + relative)
     if bool(over.any()):
         rad = rad.masked_fill(over, torch.inf)
     return rad
@@ -214,9 +232,8 @@ def dot(a: MidRad, b: MidRad, accumulate: Accumulate, mode: Mode) -> MidRad:
     Operand radii enter by |A'B' - AB| <= r_A |B| + (|A| + r_A) r_B; in prob mode as independent
     bounded errors, lambda sqrt(r_A^2 B^2), if that is smaller (Hoeffding).
     """
-    sums = moments(a.mid, b.mid, mode)
-    terms = a.shape[-1]
-    rad = accumulation_radius(sums, terms, accumulate, mode)
+    terms = Terms(a.mid, b.mid)
+    rad = accumulation_radius(terms, accumulate, mode)
     spread = None
     if not a.is_exact:
         spread = _operand_radius(a.rad, b.mid.abs(), mode)
@@ -225,8 +242,8 @@ def dot(a: MidRad, b: MidRad, accumulate: Accumulate, mode: Mode) -> MidRad:
         spread = part if spread is None else spread + part
     if spread is not None:
         # The kernel accumulates the perturbed terms, whose magnitudes are larger by `spread`.
-        rad = rad + spread * (1 + accumulate.growth(terms))
-    return MidRad(sums.total, rad)
+        rad = rad + spread * (1 + accumulate.growth(len(terms)))
+    return MidRad(terms.total, rad)
 
 
 def _operand_radius(left: Tensor, right: Tensor, mode: Mode) -> Tensor:

@@ -164,7 +164,7 @@ class MidRad:
         return self._map(lambda tensor: tensor[index])
 
     @property
-    def mT(self) -> MidRad:  # noqa: N802 - torch's own name
+    def mT(self) -> MidRad:
         return self._map(lambda tensor: tensor.mT)
 
     def reshape(self, *shape: int) -> MidRad:

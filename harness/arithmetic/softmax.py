@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 import torch
 from torch import Tensor
 
-from .dot import Accumulate, Moments, accumulation_radius, growth, partial_mean_square
+from .dot import Accumulate, Terms, accumulation_radius, growth
 from .exponential import Exp
 from .formats import Format
 from .midrad import EPS64, MidRad, cat
@@ -21,6 +21,10 @@ _LARGEST_LOG_ERROR = 300.0
 
 _WIDE = 0.05
 """Above this log-weight error the convex hull of V is tried as a bound on the average."""
+
+
+PLAIN_SUM = Accumulate(exact_products=True, epilogue=0)
+"""A running sum of numbers that are already there: nothing is multiplied."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,9 +45,9 @@ class SoftmaxPV:
     `block`           keys per block of an online softmax; 0: the whole row at once.
     """
 
-    exp: Exp = Exp()
-    sum: Accumulate = Accumulate(exact_products=True, epilogue=0)
-    pv: Accumulate = Accumulate()
+    exp: Exp = field(default_factory=Exp)
+    sum: Accumulate = field(default=PLAIN_SUM)
+    pv: Accumulate = field(default_factory=Accumulate)
     weights: Format | None = None
     rounded_at: Literal["norm", "exp"] = "norm"
     rounding_known: bool = True
@@ -57,14 +61,22 @@ class SoftmaxPV:
 class _Row:
     """The weights of every row, and what is known of their errors; n keys, the sink last.
 
-    Relative errors are errors of the logarithm. [..., m, n] unless noted:
-    `local` exp(s_j - running max), `rescale` the factor from there to exp(s_j - m) (None: 1),
-    `denominator` [..., m, 1] the sum of the latter, `p` their share of it, `rho` relative error of a
-    weight up to the row's common factor, `base` relative error of the running max ([..., m, 1], or per key with blocks),
-    `rescale_rho` of `rescale`, `far` the weight of keys that may have been flushed to zero (None:
-    no such key), `lifted` p (e^rho - 1), in prob mode split into `linear` + `odd`, `largest` [..., m, 1] the largest rho, `maximum` [..., m, 1] the row's m,
-    `spread` [..., m, 1] relative error of the denominator from rho alone, `dead` [..., m, 1]
-    rows without any key, `void` [..., m, 1] rows of which nothing is known (None: no row).
+    Relative errors are errors of the logarithm. Per key, [..., m, n]:
+    `local`        exp(s_j - running max), the weight when it is made,
+    `rescale`      the factor from there to exp(s_j - max) (None: 1),
+    `p`            the normalised weight,
+    `rho`          relative error of a weight, up to the row's common factor,
+    `rescale_rho`  relative error of `rescale`,
+    `far`          the weight of keys that may have been flushed to zero (None: no such key),
+    `lifted`       p (e^rho - 1), in prob mode split into `linear` + `odd` (None: all linear).
+    Per row, [..., m, 1]:
+    `denominator`  sum of the weights,
+    `maximum`      the largest score,
+    `base`         absolute error of the running maximum (per key, if there are blocks),
+    `largest`      the largest rho,
+    `spread`       relative error of the denominator that comes from rho,
+    `dead`         rows without any key,
+    `void`         rows of which nothing is known (None: no row).
     """
 
     local: Tensor
@@ -273,8 +285,8 @@ def softmax_pv(
     v_abs = v.abs()
     v_sum = v_abs.sum(-2, keepdim=True)
     both = torch.cat([v, v * v], -1)
-    o = p @ v
-    absolute = p @ v_abs
+    terms = Terms(p, v)
+    o, absolute = terms.total, terms.absolute
     lift = row.lifted.sum(-1, keepdim=True)
 
     def centred(weights: Tensor) -> Tensor:
@@ -308,17 +320,7 @@ def softmax_pv(
     swell = torch.exp(2 * row.largest.clamp_max(_LARGEST_LOG_ERROR))
     swell = torch.minimum(swell, torch.exp(row.largest) * (1 + lift)).nan_to_num()
     rescales = 2 * row.blocks if row.blocks > 1 else 0
-    sums = Moments(total=o, absolute=absolute)
-    if not mode.proves:
-        p2, v2 = p * p, both[..., d:]
-        sums = Moments(
-            total=o,
-            absolute=absolute,
-            square=p2 @ v2,
-            fourth=(p2 * p2) @ (v2 * v2),
-            partial=partial_mean_square(p, v),
-        )
-    accumulated = accumulation_radius(sums, keys, spec.pv, mode, rescales) * swell
+    accumulated = accumulation_radius(terms, spec.pv, mode, rescales) * swell
     # Weights that underflow: each may lose one spacing of the subnormals, or the whole.
     lost = spec.sum.format.min_normal if spec.pv.flush else spec.sum.format.tiny
     accumulated = accumulated + v_sum * lost

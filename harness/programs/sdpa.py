@@ -17,7 +17,7 @@ from harness.arithmetic.exponential import Exp, cubic_exp
 from harness.arithmetic.formats import FORMATS, FP32, FP64, Format, round_scalar
 from harness.arithmetic.midrad import MidRad
 from harness.arithmetic.mode import DET, Mode
-from harness.arithmetic.softmax import SoftmaxPV, log_sum_exp, softmax_pv
+from harness.arithmetic.softmax import PLAIN_SUM, SoftmaxPV, log_sum_exp, softmax_pv
 
 Inputs = Mapping[str, Tensor]
 Program = Callable[[SdpaCase, Inputs, Mode], dict[str, MidRad]]
@@ -49,7 +49,7 @@ class SdpaArithmetic:
     scale_at: Literal["query", "both", "scores"] = "scores"
     scale_format: Place = "compute"
     operands: Place = "compute"
-    qk: Accumulate = Accumulate()
+    qk: Accumulate = field(default_factory=Accumulate)
     scores: Place = "compute"
     softcap_divides: bool = True
     tanh_error: float = 4.0
@@ -61,7 +61,6 @@ class SdpaArithmetic:
 
 _LIBRARY_EXP = Exp(e0=1.5, flush=-103.0)
 _VECTOR_SUM = Accumulate(order="simd8", exact_products=True, epilogue=0)
-_PLAIN_SUM = Accumulate(exact_products=True, epilogue=0)
 
 TORCH_MATH = SdpaArithmetic(
     scale_at="both",
@@ -70,10 +69,10 @@ TORCH_MATH = SdpaArithmetic(
 """torch's math backend: everything in float32, whatever the dtype."""
 
 TORCH_FLASH = SdpaArithmetic(
-    softmax=SoftmaxPV(exp=Exp(e0=42.0), sum=_PLAIN_SUM, divisions=3, block=512),
+    softmax=SoftmaxPV(exp=Exp(e0=42.0), sum=PLAIN_SUM, divisions=3, block=512),
     softmax_low=SoftmaxPV(
         exp=Exp(e0=130.0, e1=3.0, replica=cubic_exp, width=8),
-        sum=_PLAIN_SUM,
+        sum=PLAIN_SUM,
         rounded_at="exp",
         divisions=3,
         block=512,
@@ -88,7 +87,7 @@ MLX = SdpaArithmetic(
     scale_format="dtype",
     operands="dtype",
     scores="dtype",
-    softmax=SoftmaxPV(exp=Exp(e0=2.5, e1=0.9), sum=_PLAIN_SUM),
+    softmax=SoftmaxPV(exp=Exp(e0=2.5, e1=0.9), sum=PLAIN_SUM),
     weights=True,
 )
 """mx.fast.scaled_dot_product_attention as its fallback graph computes it: each result stored."""
