@@ -1,0 +1,1 @@
+"""Attention kernels for MLX, usable by themselves: they import mlx and `arguments` only."""

@@ -1,0 +1,1 @@
+"""Attention kernels for PyTorch, usable by themselves: they import torch and `arguments` only."""
