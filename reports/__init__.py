@@ -1,0 +1,1 @@
+"""What to tell people: reads records and asks the harness; judges nothing itself."""
