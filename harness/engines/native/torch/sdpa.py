@@ -232,6 +232,8 @@ def _mask(
 def _fused(q: Tensor, k: Tensor, v: Tensor, visible: Tensor | None, scale: float) -> Tensor:
     if k.shape[2] == 0:
         return q.new_zeros(*q.shape[:3], v.shape[-1])
+    # With another stride along head_dim torch quietly leaves its fused kernels.
+    q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v))
     out = F.scaled_dot_product_attention(
         q, k, v, attn_mask=visible, scale=scale, enable_gqa=q.shape[1] != k.shape[1]
     )
