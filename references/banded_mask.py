@@ -25,6 +25,8 @@ def banded_mask(
     window: int | None = None,
     left_padding: Lengths | None = None,
     right_padding: Lengths | None = None,
+    keep: int = 0,
+    chunk: int | None = None,
 ) -> Tensor:
     """Which of the `offset + n` keys each of the last `n` queries sees.
 
@@ -32,6 +34,10 @@ def banded_mask(
                            and j >  offset + i - window          (if there is a window)
                            and j >= left_padding[b]              (if there is left padding)
                            and j <  offset + n - right_padding[b] (if there is right padding)
+                           and (j - left_padding[b]) // chunk
+                               == (offset + i - left_padding[b]) // chunk  (if there are chunks)
+
+    With `keep`, the second line reads `j < keep or j > offset + i - (window - keep)`.
 
     Shapes: bool `[n, offset + n]`, or `[batch, n, offset + n]` when a padding is given. There is no
     head axis; paddings are one token count per request, `[batch]`.
@@ -52,12 +58,17 @@ def banded_mask(
       Right padding hides keys too; the rows that stand in it still see the valid keys within their
       window, and are dead only where the window has left all of those behind.
     - Both paddings may be given; together they may cover the whole row.
+    - `keep` first slots are never left behind by the window and count as part of it: with keep=K a
+      late query sees the first K slots and the last W - K, its own included (attention sinks in the
+      cache of StreamingLLM, arXiv:2309.17453; mlx_lm's `RotatingKVCache(keep)`).
+    - A query sees only its own chunk of `chunk` slots (Llama 4). Chunks are counted from the
+      request's first valid slot.
     - Keys are absolute slots 0 .. offset + n - 1; a rotating cache's slots must be put in order
       first.
 
     Raises:
-        ValueError: n, offset, window or a padding is out of range, or the paddings differ in
-        length.
+        ValueError: n, offset, window, keep, chunk or a padding is out of range, or the paddings
+        differ in length.
     """
     if n < 1:
         raise ValueError(
@@ -66,9 +77,17 @@ def banded_mask(
     if offset < 0:
         raise ValueError(f"offset={offset} must be at least 0: pass the number of cached tokens")
     check_window(window)
+    if keep and (window is None or not 0 < keep < window):
+        raise ValueError(
+            f"keep={keep} must be in 1..window - 1, got window={window}: it counts the first slots "
+            "that stay in the window; pass 0 for none"
+        )
+    if chunk is not None and chunk < 1:
+        raise ValueError(f"chunk={chunk} must be at least 1: pass None for no chunks")
     length = offset + n
-    key = torch.arange(length)
-    visible = sees(torch.arange(offset, length)[:, None], key, window)
+    key, position = torch.arange(length), torch.arange(offset, length)[:, None]
+    visible = sees(position, key, window - keep if window and keep else window)
+    visible = visible | (sees(position, key) & (key < keep))
 
     left = None if left_padding is None else token_counts("left_padding", left_padding, length)
     right = None if right_padding is None else token_counts("right_padding", right_padding, length)
@@ -79,6 +98,9 @@ def banded_mask(
         )
     if left is not None:
         visible = visible & (key >= left[:, None, None])
+    if chunk is not None:
+        first = 0 if left is None else left[:, None, None]
+        visible = visible & ((key - first) // chunk == (position - first) // chunk)
     if right is not None:
         visible = visible & (key < length - right[:, None, None])
     return visible

@@ -46,6 +46,24 @@ def test_agrees_with_transformers(n: int, offset: int, window: int | None, data)
     assert torch.equal(ours, witness.banded_mask(n, offset, window=window, **padding))
 
 
+@given(COUNTS, OFFSETS, WINDOWS, st.integers(1, 9), st.data())
+def test_chunks_agree_with_transformers(n: int, offset: int, window, chunk: int, data) -> None:
+    padding = data.draw(paddings(offset + n))
+    ours = banded_mask(n, offset, window=window, chunk=chunk, **padding)
+    theirs = witness.banded_mask(n, offset, window=window, chunk=chunk, **padding)
+    assert torch.equal(ours, theirs)
+
+
+@given(COUNTS, OFFSETS, st.integers(2, 12), st.data())
+def test_kept_tokens_count_in_the_window(n: int, offset: int, window: int, data) -> None:
+    keep = data.draw(st.integers(1, window - 1))
+    shown = banded_mask(n, offset, window=window, keep=keep)
+    assert shown.sum(dim=-1).tolist() == [min(window, offset + i + 1) for i in range(n)]
+    for i, row in enumerate(shown):
+        assert row[: min(keep, offset + i + 1)].all()
+        assert row[max(0, offset + i + 1 - (window - keep)) : offset + i + 1].all()
+
+
 @given(ragged())
 def test_ragged_batch_agrees_with_transformers(batch: dict) -> None:
     assert torch.equal(visible_keys(**batch), witness.visible_keys(**batch))
@@ -126,6 +144,9 @@ def test_request_alone_sees_the_same_keys(batch: dict) -> None:
         (lambda: banded_mask(0), r"n=0 must be at least 1.*pass"),
         (lambda: banded_mask(1, -1), r"offset=-1 must be at least 0.*pass"),
         (lambda: banded_mask(1, window=0), r"window=0 must be at least 1.*pass None"),
+        (lambda: banded_mask(1, window=2, keep=2), r"keep=2 must be in 1..window - 1.*pass 0"),
+        (lambda: banded_mask(1, keep=1), r"keep=1 must be in 1..window - 1.*pass 0"),
+        (lambda: banded_mask(1, chunk=0), r"chunk=0 must be at least 1.*pass None"),
         (lambda: banded_mask(2, 1, left_padding=[0, 4]), r"left_padding\[1\]=4 must be in 0..3"),
         (lambda: banded_mask(2, 1, right_padding=[-1]), r"right_padding\[0\]=-1 must be in 0..3"),
         (

@@ -24,8 +24,11 @@ def banded_mask(
     window: int | None = None,
     left_padding: Sequence[int] | Tensor | None = None,
     right_padding: Sequence[int] | Tensor | None = None,
+    chunk: int | None = None,
 ) -> Tensor:
     """As `references.banded_mask.banded_mask`: bool `[n, offset + n]`, or `[batch, ...]` if padded.
+
+    Its `keep` has no counterpart in transformers.
 
     Padding goes the way a tokenizer's `attention_mask` goes: a 2-D mask `[batch, offset + n]` of
     the tokens seen so far.
@@ -38,12 +41,19 @@ def banded_mask(
     if right_padding is not None:
         on_right = slot < length - torch.as_tensor(right_padding)[:, None]
         attention_mask = on_right if attention_mask is None else attention_mask & on_right
+    function = mask_function(causal=True, window=window)
+    if chunk is not None:
+        first = torch.as_tensor([0] if left_padding is None else left_padding)
+        if len(first) == 1 and attention_mask is not None:
+            first = first.expand(len(attention_mask))
+        chunks = masking_utils.chunked_causal_mask_function(chunk, first)
+        function = masking_utils.and_masks(function, chunks)
     visible = masking_utils.sdpa_mask(
         batch_size=1 if attention_mask is None else len(attention_mask),
         q_length=n,
         kv_length=length,
         q_offset=offset,
-        mask_function=mask_function(causal=True, window=window),
+        mask_function=function,
         attention_mask=attention_mask,
         # A skipped mask is a promise about the kernel that runs next, not a mask.
         allow_is_causal_skip=False,
