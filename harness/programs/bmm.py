@@ -1,6 +1,6 @@
 """Declared arithmetic of batched matrix products: one accumulation, an epilogue, nothing else."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import torch
@@ -12,6 +12,7 @@ from harness.arithmetic.dot import Accumulate, Terms, accumulation_radius
 from harness.arithmetic.formats import FORMATS, FP32, Format, round_scalar
 from harness.arithmetic.midrad import MidRad
 from harness.arithmetic.mode import DET, Mode
+from harness.subject import Program
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,6 +46,17 @@ class BmmArithmetic:
             addend = 0.0 if c is None else (beta * c).abs()
             out = _narrowed(out, addend, own, self.narrow)
         return {"out": out}
+
+
+def by_dtype(accumulate: Accumulate) -> Program:
+    """One accumulator for all dtypes: it holds a product of 16-bit factors, not of float32."""
+    short = BmmArithmetic(accumulate=replace(accumulate, exact_products=True))
+    full = BmmArithmetic(accumulate=accumulate)
+
+    def program(case: BmmCase, inputs: Inputs, mode: Mode) -> dict[str, MidRad]:
+        return (full if case.dtype == "float32" else short)(case, inputs, mode)
+
+    return program
 
 
 def envelope(case: BmmCase, inputs: Inputs, mode: Mode) -> dict[str, MidRad]:
