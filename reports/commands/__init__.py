@@ -1,0 +1,1 @@
+"""The commands of `parity`, one function of the same name per module."""

@@ -1,0 +1,45 @@
+"""`parity matrix`: the matrix of a run that has been."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from harness.rundir import latest, read_run
+from reports import matrix as table
+from reports.usage import RUNS, UsageError
+
+
+def matrix(
+    run: Annotated[
+        Path | None, typer.Argument(help="folder or name of a run; the latest if left out")
+    ] = None,
+    runs: Annotated[Path, typer.Option(help="folder that holds the runs")] = RUNS,
+    markdown: Annotated[bool, typer.Option("--markdown", help="print Markdown")] = False,
+) -> None:
+    """Print the matrix of a run: subject by lane, what was judged, how far from the limit."""
+    folder = _folder(run, runs)
+    info, records = read_run(folder)
+    if markdown:
+        print(table.markdown(records), end="")
+        return
+    console = Console(highlight=False)
+    console.print(table.terminal(records))
+    for note in info["notes"]:
+        console.print(f"note: {note}", style="yellow", markup=False)
+    if not info["complete"]:
+        console.print("This run was not finished.", style="yellow")
+    console.print(str(folder), markup=False, soft_wrap=True)
+
+
+def _folder(run: Path | None, runs: Path) -> Path:
+    if run is None:
+        return latest(runs)
+    for folder in (run, runs / run):
+        if folder.is_dir():
+            return folder
+    raise UsageError(
+        f"run={str(run)!r} is neither a folder nor the name of a run in {runs}; expected one of "
+        f"those that `ls {runs}` shows"
+    )

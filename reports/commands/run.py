@@ -1,0 +1,75 @@
+"""`parity run`: put the cells to the question; pytest does it, this names the tests and options."""
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from reports import usage
+from reports.usage import ROOT, RUNS, UsageError
+
+
+def run(
+    op: Annotated[list[str] | None, typer.Option(help="only this op (repeatable)")] = None,
+    engine: Annotated[list[str] | None, typer.Option(help="only this engine (repeatable)")] = None,
+    lane: Annotated[list[str] | None, typer.Option(help="only this lane (repeatable)")] = None,
+    profile: Annotated[str, typer.Option(help="premerge, nightly or fuzz: how much is asked")] = (
+        "premerge"
+    ),
+    cases: Annotated[int | None, typer.Option(help="cases drawn per cell")] = None,
+    seed: Annotated[int | None, typer.Option(help="of what is drawn")] = None,
+    workers: Annotated[str, typer.Option(help="processes: a number, or auto")] = "auto",
+    require_lane: Annotated[
+        list[str] | None,
+        typer.Option(help="fail if this lane judged too little: cuda, amx:hardware (repeatable)"),
+    ] = None,
+    runs: Annotated[Path, typer.Option(help="folder that takes the run's folder")] = RUNS,
+) -> None:
+    """Judge every cell, print the matrix and the folder of the run; pytest's exit code."""
+    words = _pytest(
+        ops=usage.ops(op),
+        engines=usage.engines(engine),
+        lanes=usage.lanes(lane),
+        options={
+            "--profile": usage.profile(profile),
+            "--cases": usage.positive("cases", cases),
+            "--seed": seed,
+            "--runs": runs.resolve(),
+        },
+        required=usage.required(require_lane),
+        workers=_workers(workers),
+    )
+    done = subprocess.run([sys.executable, "-m", "pytest", *words], cwd=ROOT, check=False)
+    raise typer.Exit(done.returncode)
+
+
+def _pytest(
+    *,
+    ops: tuple[str, ...],
+    engines: tuple[str, ...] | None,
+    lanes: tuple[str, ...] | None,
+    options: dict[str, object],
+    required: list[str],
+    workers: str,
+) -> list[str]:
+    """The words of the pytest command."""
+    files = [f"tests/test_{op}.py" for op in ops]
+    if missing := [file for file in files if not (ROOT / file).is_file()]:
+        raise UsageError(
+            f"{ROOT / missing[0]} is missing: `parity run` needs the checkout with its tests; "
+            "install it with `pip install -e .` there"
+        )
+    words = [*files, "-q", "-p", "reports.progress"]
+    words += [f"--engine={name}" for name in engines or ()]
+    words += ["-m", " or ".join(lanes)] if lanes else []
+    words += [f"{name}={value}" for name, value in options.items() if value is not None]
+    words += [f"--require-lane={text}" for text in required]
+    return words if workers == "1" else [*words, "-n", workers]
+
+
+def _workers(text: str) -> str:
+    if text == "auto" or (text.isdecimal() and int(text) >= 1):
+        return text
+    raise UsageError(f"--workers {text!r}: expected a number from 1, or auto")

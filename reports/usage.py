@@ -1,0 +1,87 @@
+"""What a user may type, checked by name before anything runs."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import cases
+from harness import engines as _engines
+from harness import gate, profiles
+from harness import lane as _lane
+
+ROOT = Path(__file__).resolve().parents[1]
+"""The checkout: conftest.py and tests lie beside this package."""
+RUNS = ROOT / "reports" / "out" / "runs"
+
+
+class UsageError(Exception):
+    """A value that can't be used; the message names it, what was expected, and what to do."""
+
+
+def ops(names: Sequence[str] | None) -> tuple[str, ...]:
+    """The ops named, or all of them.
+
+    Raises:
+        UsageError: one is unknown.
+    """
+    return tuple(_known("op", names, cases.OPS, "`ls cases` shows them")) or cases.OPS
+
+
+def engines(names: Sequence[str] | None) -> tuple[str, ...] | None:
+    """The engines named, or None for all.
+
+    Raises:
+        UsageError: one is unknown.
+    """
+    return tuple(_known("engine", names, _engines.NAMES, "`ls harness/engines` shows them")) or None
+
+
+def lanes(names: Sequence[str] | None) -> tuple[str, ...] | None:
+    """The lanes named, or None for all.
+
+    Raises:
+        UsageError: one is unknown.
+    """
+    return tuple(_known("lane", names, _lane.NAMES, "`parity lanes` shows them")) or None
+
+
+def profile(name: str) -> str:
+    """The profile's name.
+
+    Raises:
+        UsageError: it is unknown.
+    """
+    return _known("profile", [name], tuple(profiles.PROFILES), "pass one of these")[0]
+
+
+def required(texts: Sequence[str] | None) -> list[str]:
+    """Values of --require-lane.
+
+    Raises:
+        UsageError: one names no lane or tier.
+    """
+    try:
+        return [str(gate.requirement(text)) for text in texts or ()]
+    except ValueError as error:
+        raise UsageError(str(error)) from error
+
+
+def positive(name: str, value: int | None) -> int | None:
+    """The value of an option that counts something.
+
+    Raises:
+        UsageError: it is below 1.
+    """
+    if value is not None and value < 1:
+        raise UsageError(f"--{name} {value} must be at least 1; leave it out for the default")
+    return value
+
+
+def _known(
+    what: str, names: Sequence[str] | None, known: Sequence[str], remedy: str
+) -> Sequence[str]:
+    for name in names or ():
+        if name not in known:
+            raise UsageError(
+                f"{what}={name!r} is unknown; expected one of {', '.join(known)}; {remedy}"
+            )
+    return names or ()
