@@ -1,18 +1,34 @@
 """What every op's strategy draws with: seeds, subsets of claimed features, boundary lengths."""
 
-from collections.abc import Iterable
+import functools
+from collections.abc import Iterable, Sequence
+from typing import TypeVar
 
 from hypothesis import strategies as st
+
+T = TypeVar("T")
 
 seeds = st.integers(0, 2**32 - 1)
 """Seeds of the value stream; the smallest shrunk case has seed 0."""
 
 
 def subset(draw: st.DrawFn, claims: frozenset[str], features: Iterable[str]) -> frozenset[str]:
-    """Some of the `features` that are claimed, each in half of the draws."""
-    return frozenset(name for name in features if name in claims and draw(st.booleans()))
+    """Some of the `features` that are claimed, each in half of the draws; shrinks to none.
+
+    One choice a feature, not one number for all: Hypothesis then drops them one by one.
+    """
+    return frozenset(name for name in features if name in claims and draw(_EITHER))
 
 
+_EITHER = st.booleans()
+
+
+def mostly(usual: T, others: Sequence[T]) -> st.SearchStrategy[T]:
+    """`usual` in half of the draws, else one of `others`."""
+    return st.sampled_from((usual,) * len(others) + tuple(others))
+
+
+@functools.cache
 def near(*bounds: int, low: int, high: int) -> st.SearchStrategy[int]:
     """Lengths in [low, high]: any, or one of `bounds` and its neighbours.
 

@@ -1,6 +1,7 @@
 """Scaled dot-product attention: what can be asked, how it is drawn, and shapes of real models."""
 
 import functools
+import itertools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 
 from cases import values
 from cases.case import Case, Inputs
-from cases.drawing import near, seeds, subset
+from cases.drawing import mostly, near, seeds, subset
 from cases.layouts import NAMES as LAYOUTS
 from cases.layouts import lay_out
 from references import sdpa as reference
@@ -31,6 +32,7 @@ FEATURES = {
 }
 """Every optional field, with its meaning."""
 
+DTYPES = ("float32", "bfloat16", "float16")
 WINDOWS = (1, 2, 3, 4, 7, 8, 16, 31, 32, 64, 128)
 BLOCKS = (8, 16, 32, 64, 128, 256, 512)
 
@@ -148,11 +150,13 @@ class SdpaCase(Case):
     def vacuous(self, inputs: Inputs) -> str | None:
         on = self.features()
         mask = inputs["visible"][:, 0]
-        if "window" in on and torch.equal(mask, replace(self, window=None)._visible()):
-            return f"window={self.window}: no key is clipped"
-        if "causal" in on and self.window is None:
-            free = torch.equal(mask, replace(self, causal=False)._visible())
-            if free and self.kv_len == self.q_len:
+        if self.window is not None and (self.window > self.kv_len or self._padded()):
+            others = (None, self.window + 1, max(self.window - 1, 1))
+            if all(torch.equal(mask, replace(self, window=w)._visible()) for w in others):
+                return f"window={self.window}: no key is clipped, nor by one less"
+        if "causal" in on and self.window is None and self.kv_len == self.q_len:
+            free = torch.equal(mask, replace(self, causal=False, schedule=())._visible())
+            if free:
                 return "causal: no key is hidden"
         if "kv_lens" in on and self.kv_lens and min(self.kv_lens) == self.kv_len:
             return "kv_lens: no key is padding"
@@ -181,6 +185,9 @@ class SdpaCase(Case):
             self.q_lens or (self.q_len,) * self.batch,
             self.kv_lens or (self.kv_len,) * self.batch,
         )
+
+    def _padded(self) -> bool:
+        return self.kv_lens is not None or self.q_lens is not None
 
     def _visible(self) -> torch.Tensor:
         """bool [batch, q_len, kv_len]."""
@@ -279,51 +286,35 @@ def _filled(case: SdpaCase) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     return q, k, v
 
 
+_FILLS = mostly("normal", values.NAMES[1:])
+_DIMS = (8, 16, 32, 64, 80, 96, 128)
+_SHAPES = st.sampled_from(tuple(itertools.product((1, 2, 3), (1, 2, 4, 5), _DIMS)))
+_LARGE_SHAPES = st.sampled_from(tuple(itertools.product((1, 2, 3, 8), (1, 2, 5, 8), (*_DIMS, 256))))
+"""(kv_heads, query heads per kv head, head_dim), smallest first."""
+
+
 @st.composite
 def strategy(
     draw: st.DrawFn, claims: frozenset[str], dtypes: tuple[str, ...], large: bool = False
 ) -> SdpaCase:
     """Cases that use only claimed features; shrinks towards few, small and featureless.
 
+    Draws are arranged so that each feature that is on can be seen in the output.
+
     claims: names from FEATURES. large: nightly sizes (kv_len to 4096, head_dim to 256).
     """
     on = subset(draw, claims, FEATURES)
     on |= {"causal"} if on & {"window", "schedule"} else frozenset()
-    top_kv = 4096 if large else 300
+    on -= {"schedule"} if on & {"kv_lens", "q_lens"} else frozenset()
     window = draw(st.sampled_from(WINDOWS)) if "window" in on else None
-    if window is None:
-        kv_len = draw(near(*BLOCKS, low=1, high=top_kv))
-    else:  # at least one key beyond the window, mostly
-        kv_len = window + draw(st.sampled_from((1, 2, 0, 3, 17, 64)))
-    scheduled = "schedule" in on
-    relation = draw(st.sampled_from(("shorter", "shorter", "square", "longer", "single")))
-    if "window" not in claims and relation != "single":
-        relation = draw(st.sampled_from((relation, "square")))  # what plain kernels are made for
-    q_high = 1 if relation == "single" else 24
-    if scheduled:
-        q_high = min(kv_len, 24)
-    q_len = draw(near(1, 8, 16, low=1, high=q_high))
-    if window is None and not scheduled and relation == "square":
-        kv_len = q_len
-    elif window is None and not scheduled and relation == "longer":
-        kv_len = draw(st.integers(1, q_len))
-    kv_heads = draw(st.sampled_from((1, 2, 3)))
-    group = draw(st.sampled_from((1, 2, 4, 5)))
-    head_dim = draw(st.sampled_from((64, 8, 16, 32, 80, 96, 128, *((192, 256) if large else ()))))
-    padded = bool(on & {"kv_lens", "q_lens"}) and not scheduled
-    batch = draw(st.integers(1, 3 if padded else 2))
-    lengths: dict[str, Any] = {}
-    if padded and "kv_lens" in on:
-        lens = [draw(near(window or 1, low=0, high=kv_len)) for _ in range(batch)]
-        lengths["kv_lens"] = tuple(lens)
-    if padded and "q_lens" in on:
-        lengths["q_lens"] = tuple(draw(st.integers(0, q_len)) for _ in range(batch))
-    if padded and "side" in on:
-        lengths["side"] = draw(st.sampled_from(("left", "right")))
+    q_len, kv_len = draw(_lengths(window, "schedule" in on, "window" not in claims, large))
+    kv_heads, group, head_dim = draw(_LARGE_SHAPES if large else _SHAPES)
+    padded = on & {"kv_lens", "q_lens"}
+    batch = draw(st.integers(2, 3) if padded else st.integers(1, 2))
     return SdpaCase(
         dtype=draw(st.sampled_from(dtypes)),
         seed=draw(seeds),
-        values=draw(st.sampled_from(values.NAMES)) if draw(st.booleans()) else "normal",
+        values=draw(_FILLS),
         batch=batch,
         q_len=q_len,
         kv_len=kv_len,
@@ -335,20 +326,61 @@ def strategy(
         sinks=draw(st.sampled_from((0.0, -4.0, 4.0))) if "sinks" in on else None,
         softcap=draw(st.sampled_from((2.0, 20.0, 50.0))) if "softcap" in on else None,
         scale=draw(st.sampled_from((1.0, 0.0625, 0.3))) if "scale" in on else None,
-        layout=draw(st.sampled_from(LAYOUTS)) if "layout" in on else "contiguous",
+        kv_lens=draw(_ragged(batch, kv_len, window or 1)) if "kv_lens" in on else None,
+        q_lens=draw(_ragged(batch, q_len, 1)) if "q_lens" in on else None,
+        side="left" if "side" in on and padded else "right",
+        layout=draw(st.sampled_from(LAYOUTS[1:])) if "layout" in on else LAYOUTS[0],
         lse="lse" in on,
-        schedule=draw(_split(q_len)) if scheduled else (),
-        **lengths,
+        schedule=draw(_split(q_len)) if "schedule" in on else (),
     )
 
 
 @st.composite
+def _lengths(
+    draw: st.DrawFn, window: int | None, scheduled: bool, plain: bool, large: bool
+) -> tuple[int, int]:
+    """(q_len, kv_len): one query, few queries over many keys, square, or more queries than keys.
+
+    plain: the subject knows no window; squares are what its causal kernel is made for.
+    """
+    kinds = ("single", "square", "longer", "shorter", "shorter")
+    kind = "shorter" if window or scheduled else draw(st.sampled_from(kinds))
+    if plain and not scheduled and kind != "single":
+        kind = draw(st.sampled_from((kind, "square")))
+    if window is not None:  # around the window, mostly beyond it
+        kv_len = window + draw(st.sampled_from((1, 2, 0, 3, 17, 64)))
+    else:
+        kv_len = draw(near(*BLOCKS, low=1, high=4096 if large else 300))
+    if scheduled:
+        kv_len = max(kv_len, 2)
+        return draw(near(8, 16, low=2, high=min(kv_len, 24))), kv_len
+    if window is not None:
+        return draw(st.one_of(st.just(1), st.integers(2, 24))), kv_len
+    if kind == "single":
+        return 1, kv_len
+    q_len = draw(near(8, 16, low=2, high=24))
+    if kind == "square":
+        return q_len, q_len
+    if kind == "longer":
+        return q_len, draw(st.integers(1, q_len - 1))
+    return q_len, max(kv_len, q_len + 1)
+
+
+@st.composite
+def _ragged(draw: st.DrawFn, batch: int, length: int, edge: int) -> tuple[int, ...]:
+    """Valid lengths, 0 among them; one request is full and at least one is not."""
+    lens = [draw(near(edge, low=0, high=length - 1)) for _ in range(batch - 1)]
+    lens.insert(draw(st.integers(0, batch - 1)), length)
+    return tuple(lens)
+
+
+@st.composite
 def _split(draw: st.DrawFn, total: int) -> tuple[int, ...]:
-    """Chunks that add up to `total`: prefill chunks, then single decode steps."""
-    decode = draw(st.integers(0, min(3, total - 1))) if total > 1 else 0
+    """At least two chunks that add up to `total`: prefill chunks, then single decode steps."""
+    decode = draw(st.integers(0, min(3, total - 1)))
     rest, chunks = total - decode, []
     while rest:
-        chunk = draw(st.integers(1, rest))
+        chunk = draw(st.integers(1, rest if decode or chunks else rest - 1))
         chunks.append(chunk)
         rest -= chunk
     return (*chunks, *(1,) * decode)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import torch
 
-from harness.arithmetic.formats import FORMATS, round_to
+from harness.arithmetic.formats import FORMATS
 from harness.arithmetic.midrad import MidRad
 from harness.arithmetic.verdict import excess
 
@@ -48,7 +48,7 @@ def compare(
         got = observed[name]
         distance = _excess(got, allowed)
         distance = torch.where(distance.isnan(), INFINITE, distance)
-        hit = _own_rounding(got, allowed)
+        hit = distance == 0  # the program's own rounding (either one at a tie)
         mask = judged.get(name)
         claimed = ~allowed.rad.isinf()  # an infinite radius claims nothing: not judged
         if not bool(claimed.all()):
@@ -79,13 +79,6 @@ def _excess(got: torch.Tensor, allowed: MidRad) -> torch.Tensor:
         return excess(got, allowed, FORMATS[str(got.dtype).removeprefix("torch.")])
     distance = (got.double() - allowed.mid).abs()  # integers and bools are exact
     return torch.where(distance <= allowed.rad, 0.0, INFINITE)
-
-
-def _own_rounding(got: torch.Tensor, allowed: MidRad) -> torch.Tensor:
-    if not got.is_floating_point():
-        return got.double() == allowed.mid
-    fmt = FORMATS[str(got.dtype).removeprefix("torch.")]
-    return round_to(allowed.mid, fmt) == got.double()
 
 
 def _sentence(

@@ -33,6 +33,7 @@ BAD = frozenset({Status.DRIFT, Status.DISAGREE, Status.ERROR})
 class Record:
     """One case put to one cell.
 
+    program: "declared" or "envelope": what the answer was held to.
     excess: largest distance over allowed radius; above 1 it lies outside the declared arithmetic.
     exact, elements: how many compared elements equal the program's own rounding, of how many.
     why: one sentence for everything that is not plain agreement.
@@ -46,6 +47,7 @@ class Record:
     lane: str
     tier: str
     status: Status
+    program: str = "declared"
     case: str = ""
     case_id: str = ""
     excess: float = 0.0

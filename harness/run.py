@@ -55,6 +55,7 @@ class Cell:
             lane=self.lane,
             tier=self.presence.tier.value,
             status=status,
+            program="declared" if self.replicated else "envelope",
             case=case.to_json() if case else "",
             case_id=case.id if case else "",
             **more,  # pyright: ignore[reportArgumentType]

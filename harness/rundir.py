@@ -153,6 +153,19 @@ def attach(folder: Path, worker: str) -> RunWriter:
     return RunWriter(folder, worker)
 
 
+def discard(folder: Path) -> None:
+    """Remove a run that has nothing in it.
+
+    Raises:
+        RunError: it has records.
+    """
+    if (folder / _RECORDS).stat().st_size:
+        raise RunError(f"{folder} has records and stays; only an empty run is removed")
+    for name in (_RECORDS, _INFO):
+        (folder / name).unlink()
+    folder.rmdir()
+
+
 def read_run(folder: Path) -> tuple[dict[str, Any], list[Record]]:
     """run.json and the records of a run, finished or not.
 

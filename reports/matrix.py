@@ -1,7 +1,7 @@
 """The matrix of a run, subject by lane, for the terminal and as Markdown."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import groupby
 
 from rich.box import SIMPLE_HEAD
@@ -35,9 +35,9 @@ _BROKEN = {
 _STYLE = {Status.SUSPECT: "yellow", Status.DRIFT: "bold magenta"}
 
 
-def terminal(records: Sequence[Record], programs: Mapping[str, str]) -> RenderableType:
+def terminal(records: Sequence[Record]) -> RenderableType:
     """For a rich console: a table per op, absent cells, a sentence per lane."""
-    rows = summary.rows(records, programs)
+    rows = summary.rows(records)
     shown = [s for s in OPTIONAL if any(row.count[s] for row in rows)]
     parts: list[RenderableType] = []
     if rows:
@@ -60,7 +60,6 @@ def terminal(records: Sequence[Record], programs: Mapping[str, str]) -> Renderab
 
 def text(
     records: Sequence[Record],
-    programs: Mapping[str, str],
     *,
     width: int = 110,
     colour: bool = False,
@@ -68,11 +67,11 @@ def text(
     """`terminal` as a string. width: in columns."""
     console = Console(width=width, force_terminal=colour, no_color=not colour, highlight=False)
     with console.capture() as captured:
-        console.print(terminal(records, programs))
+        console.print(terminal(records))
     return captured.get()
 
 
-def markdown(records: Sequence[Record], programs: Mapping[str, str]) -> str:
+def markdown(records: Sequence[Record]) -> str:
     """The same as a Markdown table with every column, absent cells and lane sentences below."""
     counted = (Status.AGREE, *ALWAYS, *OPTIONAL)
     head = ["op", "subject", "lane", "tier", "program", "judged", *counted, "excess", "exact"]
@@ -80,7 +79,7 @@ def markdown(records: Sequence[Record], programs: Mapping[str, str]) -> str:
         f"| {' | '.join(head)} |",
         "|" + "---|" * 5 + "---:|" * (len(head) - 5),
     ]
-    for row in summary.rows(records, programs):
+    for row in summary.rows(records):
         cells = [row.op, f"`{row.subject}`", row.lane, row.tier, row.program or "-", row.judged]
         cells += [f"**{row.count[s]}**" if s in BAD and row.count[s] else row.count[s]
                   for s in counted]  # fmt: skip

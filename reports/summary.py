@@ -1,9 +1,8 @@
 """Records added up: one row per cell, one sentence per lane, absent cells by their reason."""
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
 
 from harness.lane import NAMES, Tier
 from harness.record import BAD, JUDGED, Record, Status
@@ -53,11 +52,8 @@ class Absence:
     subjects: tuple[str, ...]
 
 
-def rows(records: Iterable[Record], programs: Mapping[str, str]) -> list[Row]:
-    """The cells that were asked, by op, subject and lane.
-
-    programs: "declared" or "envelope" by "<subject>@<lane>", as run.json has it.
-    """
+def rows(records: Iterable[Record]) -> list[Row]:
+    """The cells that were asked, by op, subject and lane."""
     cells: dict[tuple[str, str, str], list[Record]] = defaultdict(list)
     for record in records:
         if record.status is not Status.ABSENT:
@@ -68,7 +64,7 @@ def rows(records: Iterable[Record], programs: Mapping[str, str]) -> list[Row]:
             subject=subject,
             lane=lane,
             tier=here[0].tier,
-            program=programs.get(f"{subject}@{lane}", ""),
+            program=here[0].program,
             count=Counter(record.status for record in here),
             excess=max(record.excess for record in here),
             exact=sum(record.exact for record in here),
@@ -98,12 +94,6 @@ def lanes(records: Iterable[Record]) -> list[str]:
     """One sentence per lane that any cell has: how it was there, what was judged, what is wrong."""
     kept = list(records)
     return [_lane(name, [r for r in kept if r.lane == name]) for name in NAMES if _any(kept, name)]
-
-
-def programs(info: Mapping[str, Any]) -> Mapping[str, str]:
-    """The kind of arithmetic by cell name, from a run's description."""
-    found = info.get("programs", {})
-    return found if isinstance(found, Mapping) else {}
 
 
 def _any(records: list[Record], lane: str) -> bool:

@@ -15,7 +15,7 @@ from harness.arithmetic.dot import Accumulate, dot
 from harness.arithmetic.elementwise import divide_by, tanh
 from harness.arithmetic.exponential import Exp, cubic_exp
 from harness.arithmetic.formats import FORMATS, FP32, FP64, Format, round_scalar
-from harness.arithmetic.midrad import MidRad
+from harness.arithmetic.midrad import MidRad, cat
 from harness.arithmetic.mode import DET, Mode
 from harness.arithmetic.softmax import PLAIN_SUM, SoftmaxPV, log_sum_exp, softmax_pv
 
@@ -114,6 +114,15 @@ def program(spec: SdpaArithmetic) -> Program:
     """The program of a kernel with this arithmetic: (case, inputs, mode) -> {out, lse?}."""
 
     def run(case: SdpaCase, inputs: Inputs, mode: Mode) -> dict[str, MidRad]:
+        if not case.schedule:
+            return call(case, inputs, mode)
+        # Vectors and blocks of keys begin anew in every call.
+        steps = [
+            call(*_step(case, inputs, start, end, keys), mode) for start, end, keys in case.steps()
+        ]
+        return {name: cat([step[name] for step in steps], 2) for name in steps[0]}
+
+    def call(case: SdpaCase, inputs: Inputs, mode: Mode) -> dict[str, MidRad]:
         own, compute = _formats(case)
         low = own is not compute
         places: dict[Place, Format] = {"dtype": own, "compute": compute}
@@ -206,6 +215,20 @@ def envelope(
         block=16,
     )
     return _finish(case, inputs, scores, v, visible, softmax, DET, False, stored=own)
+
+
+def _step(
+    case: SdpaCase, inputs: Inputs, start: int, end: int, keys: int
+) -> tuple[SdpaCase, Inputs]:
+    """One call of a schedule: queries start:end against the first `keys` keys."""
+    call = {
+        **inputs,
+        "q": inputs["q"][:, :, start:end],
+        "k": inputs["k"][:, :, :keys],
+        "v": inputs["v"][:, :, :keys],
+        "visible": inputs["visible"][:, :, start:end, :keys],
+    }
+    return replace(case, q_len=end - start, kv_len=keys, schedule=()), call
 
 
 def _formats(case: SdpaCase) -> tuple[Format, Format]:

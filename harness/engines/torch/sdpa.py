@@ -1,6 +1,7 @@
 """torch.nn.functional.scaled_dot_product_attention by backend and mask form, and FlexAttention."""
 
 import functools
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -131,11 +132,28 @@ def _flex(call: Callable[..., Any]) -> Callable[[SdpaCase, Tensors], Tensors]:
     return run
 
 
+def _eager(*args: Any, **more: Any) -> Any:
+    """Without this switch eager FlexAttention still traces anew for every shape, for seconds."""
+    before = flex_attention._FLEX_ATTENTION_DISABLE_COMPILE_DEBUG
+    flex_attention._FLEX_ATTENTION_DISABLE_COMPILE_DEBUG = True
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="flex_attention called without torch.compile")
+            return flex_attention.flex_attention(*args, **more)
+    finally:
+        flex_attention._FLEX_ATTENTION_DISABLE_COMPILE_DEBUG = before
+
+
 @functools.cache
 def _compiled() -> Any:
     return torch.compile(flex_attention.flex_attention, dynamic=False)
 
 
+_WIDTH = 16 if "AVX512" in torch.backends.cpu.get_cpu_capability() else 8
+MATH = programs.program(programs.TORCH_MATH)
+FLASH_PROGRAM = programs.program(programs.torch_flash(_WIDTH))
+FLEX = programs.program(programs.SdpaArithmetic(softmax=programs.TORCH_MATH.softmax, weights=True))
+"""Eager FlexAttention: float32 scores and softmax, weights stored in the dtype before V."""
 MASKED = frozenset({"causal", "window", "scale", "kv_lens", "q_lens", "side", "layout", "schedule"})
 PLAIN = frozenset({"causal", "scale", "layout"})
 
@@ -146,7 +164,7 @@ SUBJECTS = (
         claims=MASKED,
         dtypes=DTYPES,
         lanes=LANES,
-        programs={"cpu": programs.program(programs.TORCH_MATH)},
+        programs={"cpu": MATH},
         kernels=("aten::_safe_softmax",),
     ),
     Subject(
@@ -155,7 +173,7 @@ SUBJECTS = (
         claims=MASKED,
         dtypes=DTYPES,
         lanes=("cpu", "amx"),
-        programs={"cpu": programs.program(programs.TORCH_FLASH)},
+        programs={"cpu": FLASH_PROGRAM},
         kernels=(FLASH,),
     ),
     Subject(
@@ -164,7 +182,7 @@ SUBJECTS = (
         claims=MASKED,
         dtypes=DTYPES,
         lanes=("cpu", "amx"),
-        programs={"cpu": programs.program(programs.TORCH_FLASH)},
+        programs={"cpu": FLASH_PROGRAM},
         kernels=(FLASH,),
     ),
     Subject(
@@ -173,7 +191,7 @@ SUBJECTS = (
         claims=MASKED - {"schedule"} | {"lse"},
         dtypes=DTYPES,
         lanes=("cpu", "amx"),
-        programs={"cpu": programs.program(programs.TORCH_FLASH)},
+        programs={"cpu": FLASH_PROGRAM},
         kernels=(FLASH,),
     ),
     Subject(
@@ -182,7 +200,7 @@ SUBJECTS = (
         claims=PLAIN,
         dtypes=DTYPES,
         lanes=LANES,
-        programs={"cpu": programs.program(programs.TORCH_FLASH)},
+        programs={"cpu": FLASH_PROGRAM},
         refusal=_square,
         kernels=(),
     ),
@@ -192,16 +210,16 @@ SUBJECTS = (
         claims=PLAIN | {"schedule"},
         dtypes=DTYPES,
         lanes=LANES,
-        programs={"cpu": programs.program(programs.TORCH_FLASH)},
+        programs={"cpu": FLASH_PROGRAM},
         refusal=_short,
     ),
     Subject(
         name="torch.sdpa.flex_eager",
-        run=_flex(flex_attention.flex_attention),
+        run=_flex(_eager),
         claims=MASKED - {"schedule"} | {"softcap", "lse"},
         dtypes=DTYPES,
         lanes=LANES,
-        programs={"cpu": programs.program(programs.TORCH_FLEX)},
+        programs={"cpu": FLEX},
     ),
     Subject(
         name="torch.sdpa.flex_compiled",

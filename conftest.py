@@ -1,0 +1,196 @@
+"""Pytest wiring: which cells a run has, what it keeps, and whether it may be believed."""
+
+import secrets
+import sys
+import time
+from collections.abc import Generator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from harness import gate, lane, machine, profiles, rundir
+from harness.campaign import Absent, Campaign
+from harness.cells import cells
+from harness.engines import EngineError
+from harness.record import BAD, Record
+from reports import matrix
+
+ROOT = Path(__file__).resolve().parent
+RUNS = ROOT / "reports" / "out" / "runs"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("parity")
+    group.addoption("--profile", default="premerge", help="premerge, nightly or fuzz")
+    group.addoption("--cases", type=int, help="cases drawn per cell")
+    group.addoption("--seed", type=int, help="of what is drawn (nightly draws one and prints it)")
+    group.addoption("--engine", action="append", help="only this engine (repeatable)")
+    group.addoption(
+        "--require-lane",
+        action="append",
+        default=[],
+        help="fail if this lane, or lane:tier, judged too little (repeatable; cpu is required)",
+    )
+    group.addoption("--runs", type=Path, default=RUNS, help="folder that takes the run's folder")
+
+
+class Session:
+    """The run that this process takes part in: its folder, its campaign, its records."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self.start = time.monotonic()
+        self.worker = getattr(config, "workerinput", None)
+        try:
+            profile = profiles.load(config.getoption("--profile"))
+            for text in config.getoption("--require-lane"):
+                gate.requirement(text)
+        except ValueError as error:
+            raise pytest.UsageError(str(error)) from error
+        drawn = (self.worker or {}).get("seed")
+        for seed in (drawn, config.getoption("--seed"), profile.seed, secrets.randbits(32)):
+            if seed is not None:
+                break
+        self.runs = config.getoption("--runs")
+        self.writer: rundir.RunWriter | None = None
+        self.seen: list[Record] = []
+        self.campaign = Campaign(
+            profile=profile, seed=seed, keep=self.keep, examples=config.getoption("--cases")
+        )
+
+    def open(self) -> rundir.RunWriter:
+        if self.writer is None:
+            if self.worker:
+                self.writer = rundir.attach(Path(self.worker["run"]), self.worker["workerid"])
+            else:
+                self.writer = rundir.open_run(self.runs, {**machine.describe(ROOT), **self.info()})
+        return self.writer
+
+    def info(self) -> dict[str, Any]:
+        return {
+            "profile": self.campaign.profile.name,
+            "seed": self.campaign.seed,
+            "cases": self.campaign.examples,
+            "command": sys.argv[1:],
+        }
+
+    def keep(self, record: Record) -> None:
+        self.open().append(record)
+        self.seen.append(record)
+
+
+SESSION = pytest.StashKey[Session]()
+FOUND = pytest.StashKey[tuple[list[str], list[Record], Path]]()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    torch.set_num_threads(1)  # two workers on two cores; and one order of summation
+    config.stash[SESSION] = Session(config)
+
+
+def pytest_configure_node(node: Any) -> None:
+    """xdist: every worker writes into the controller's run, from the controller's seed."""
+    session = node.config.stash[SESSION]
+    try:
+        node.workerinput["run"] = str(session.open().folder)
+    except rundir.RunError as error:
+        raise pytest.UsageError(str(error)) from error
+    node.workerinput["seed"] = session.campaign.seed
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """A test taking a `cell` runs once per subject and lane of the op its file is named after."""
+    if "cell" not in metafunc.fixturenames:
+        return
+    op = metafunc.definition.path.stem.removeprefix("test_")
+    try:
+        found = cells([op], metafunc.config.getoption("--engine"))
+    except ValueError as error:
+        raise pytest.UsageError(str(error)) from error
+    except EngineError as error:  # a failing test, so that every worker and the summary tell
+        metafunc.parametrize("cell", [pytest.param(error, id="broken-engine")])
+        return
+    params = [
+        pytest.param(cell, id=cell.name, marks=getattr(pytest.mark, cell.lane)) for cell in found
+    ]
+    metafunc.parametrize("cell", params)
+
+
+@pytest.fixture(scope="session")
+def campaign(request: pytest.FixtureRequest) -> Campaign:
+    return request.config.stash[SESSION].campaign
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """A cell that can't run here neither passes nor fails: it is absent, and says why."""
+    report = yield
+    if call.excinfo is not None and call.excinfo.errisinstance(Absent):
+        report.outcome = "passed"
+        report.longrepr = None
+        report.user_properties.append(("absent", str(call.excinfo.value)))
+    return report
+
+
+def pytest_report_teststatus(report: pytest.TestReport) -> Any:
+    if report.when == "call" and any(name == "absent" for name, _ in report.user_properties):
+        return "absent", "a", ("ABSENT", {"yellow": True})
+    return None
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Close the run and let the gate decide whether it may be believed."""
+    mine = session.config.stash[SESSION]
+    if mine.writer is None:
+        return
+    if mine.worker:
+        mine.writer.close()
+        return
+    config = session.config
+    elapsed = round(time.monotonic() - mine.start, 1)
+    folder = mine.writer.finish({"duration_s": elapsed, "exit": int(session.exitstatus)})
+    _, records = rundir.read_run(folder)
+    if not records:  # a run of tests that judge no cell
+        rundir.discard(folder)
+        return
+    required = config.getoption("--require-lane")
+    if any(record.lane in lane.REQUIRED for record in records):
+        required = [*required, *lane.REQUIRED]
+    least = mine.campaign.least
+    wrong = {record.cell for record in records if record.status in BAD}
+    slow = {cell.name for cell in cells() if cell.subject.slow} if mine.campaign.slow else set()
+    minimums = {
+        record.cell: 1
+        for record in records
+        if record.cell in wrong or f"{record.subject}@{record.lane}" in slow
+    }
+    found = gate.findings(
+        records,
+        required=dict.fromkeys(required),
+        minimum=least,
+        minimums=minimums,
+        lane_minimum=least,
+        vacuous_cap=mine.campaign.profile.vacuous,
+    )
+    config.stash[FOUND] = (found, records, folder)
+    session.exitstatus = session.exitstatus or int(bool(found))
+
+
+def pytest_terminal_summary(
+    terminalreporter: pytest.TerminalReporter, config: pytest.Config
+) -> None:
+    if FOUND not in config.stash:
+        return
+    found, records, folder = config.stash[FOUND]
+    campaign = config.stash[SESSION].campaign
+    writer = terminalreporter
+    writer.section("matrix")
+    writer.write(matrix.text(records, colour=writer.hasmarkup))
+    writer.write_line(f"profile {campaign.profile.name}, --seed {campaign.seed}")
+    for line in found:
+        writer.write_line(f"finding: {line}", red=True)
+    writer.write_line(f"run: {folder}")

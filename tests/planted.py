@@ -1,0 +1,73 @@
+"""Subjects made for the tests: a correct one of any arithmetic, and cells around wrong ones."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+import cases
+from cases.case import Case, Inputs
+from cases.defects import Defect
+from harness import programs
+from harness.arithmetic.formats import FORMATS, round_to
+from harness.arithmetic.midrad import MidRad
+from harness.arithmetic.mode import DET, PROB
+from harness.lane import Presence, Tier
+from harness.run import Cell
+from harness.subject import Program, Subject, Tensors
+
+
+def cell(
+    op: str,
+    run: Callable[[Any, Tensors], Any],
+    program: Program | None = None,
+    **more: Any,
+) -> Cell:
+    """A cell of the cpu lane around `run`; held to `program`, or to the envelope."""
+    module = cases.load(op)
+    subject = Subject(
+        name=f"planted.{op}.subject",
+        run=run,
+        programs={} if program is None else {"cpu": program},
+        **{"claims": frozenset(module.FEATURES), "dtypes": module.DTYPES, **more},
+    )
+    return Cell(
+        op=op, subject=subject, lane="cpu", presence=Presence(tier=Tier.HARDWARE, device="cpu")
+    )
+
+
+def rounded(case: Case, allowed: dict[str, MidRad]) -> dict[str, torch.Tensor]:
+    """A program's own rounding: what a perfect subject of that arithmetic answers."""
+    out = {}
+    for name, dtype in case.output_dtypes().items():
+        mid = allowed[name].mid
+        if dtype in FORMATS:
+            mid = round_to(mid, FORMATS[dtype])
+        out[name] = mid.to(getattr(torch, dtype))
+    return out
+
+
+def mode(case: Case) -> Any:
+    return DET if case.structured else PROB
+
+
+def faithful(op: str, program: Program | None = None) -> Callable[[Any, Tensors], Tensors]:
+    """A perfect subject: the program's (or the envelope's) midpoint, rounded."""
+    chosen = program or programs.envelope(op)
+
+    def run(case: Any, tensors: Tensors) -> Tensors:
+        return rounded(case, chosen(case, tensors, mode(case)))
+
+    return run
+
+
+def faulty(program: Program, defect: Defect, case: Any, inputs: Inputs) -> Inputs | None:
+    """What a kernel of this arithmetic with this defect answers, or None where it can't show."""
+    asked = defect.question(case, inputs)
+    if asked is None:
+        return None
+    other, changed = asked
+    answer = {name: x.mid for name, x in program(other, changed, mode(case)).items()}
+    if defect.answer_of is not None:
+        answer = defect.answer_of(case, answer)
+    return rounded(case, {name: MidRad(x) for name, x in answer.items()})

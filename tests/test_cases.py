@@ -1,0 +1,168 @@
+"""Cases on trial: they survive JSON, give the same bytes anywhere, and say what can't be seen."""
+
+import dataclasses
+import hashlib
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import cases
+from cases import layouts, values
+from cases.sdpa import SdpaCase
+
+SMALL = SdpaCase(
+    dtype="float32", seed=3, values="normal", batch=1, q_len=2, kv_len=5, heads=2, kv_heads=1,
+    head_dim=8,
+)  # fmt: skip
+
+
+def _drawn(op):
+    module = cases.load(op)
+    return module.strategy(frozenset(module.FEATURES), module.DTYPES)
+
+
+@pytest.mark.parametrize("op", cases.OPS)
+def test_a_case_survives_json(op):
+    @settings(max_examples=50, derandomize=True, deadline=None, database=None)
+    @given(case=_drawn(op))
+    def check(case):
+        again = type(case).from_json(case.to_json())
+        assert again == case
+        assert again.id == case.id
+
+    check()
+
+
+@pytest.mark.parametrize("op", cases.OPS)
+def test_features_are_the_optional_fields_and_have_a_meaning(op):
+    module = cases.load(op)
+    optional = {
+        f.name for f in dataclasses.fields(module.CASE) if f.default is not dataclasses.MISSING
+    }
+    assert optional == set(module.FEATURES)
+
+
+@pytest.mark.parametrize("op", cases.OPS)
+def test_inputs_are_the_same_twice_and_finite(op):
+    @settings(max_examples=30, derandomize=True, deadline=None, database=None)
+    @given(case=_drawn(op))
+    def check(case):
+        first = {name: x.clone() for name, x in case.inputs().items()}
+        second = case.inputs()
+        assert all(torch.equal(first[name], second[name]) for name in first)
+        assert all(x.isfinite().all() for x in first.values() if x.is_floating_point())
+
+    check()
+
+
+def test_a_stream_gives_these_words_on_every_machine():
+    """Pinned once, checked everywhere."""
+    digest = hashlib.sha256(values.words(7, "q", 1001).tobytes()).hexdigest()[:16]
+    assert digest == "30bea122cefcad17"
+
+
+def test_splitmix_matches_its_published_vector():
+    """The first outputs for seed 0, as in the reference implementation by S. Vigna."""
+    assert [int(w) for w in values.splitmix(0, 3)] == [
+        0xE220A8397B1DCDAF,
+        0x6E789E6AA1B965F4,
+        0x06C45D188009454F,
+    ]
+
+
+@given(seed=st.integers(0, 2**32 - 1))
+@settings(max_examples=20, derandomize=True, deadline=None, database=None)
+def test_draws_fit_float32_exactly(seed):
+    x = values.normal(seed, "x", (64,))
+    assert torch.equal(x, x.float().double())
+    assert float(x.abs().max()) < 3.5
+
+
+@pytest.mark.parametrize("layout", layouts.NAMES)
+def test_a_layout_changes_strides_and_no_value(layout):
+    x = values.normal(1, "x", (2, 3, 4, 8)).float()
+    laid = layouts.lay_out(x, layout, 99.0)
+    assert torch.equal(laid, x)
+    if layout in ("swapped", "sliced"):
+        assert not laid.is_contiguous()
+
+
+def test_an_unknown_layout_is_named():
+    with pytest.raises(ValueError, match="layout='spiral' is unknown; expected one of contiguous"):
+        layouts.lay_out(torch.zeros(1, 1, 1, 1), "spiral", 0.0)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"heads": 3, "kv_heads": 2}, "multiple of kv_heads"),
+        ({"window": 4}, "window needs causal"),
+        ({"causal": True, "window": 0}, "window must be at least 1"),
+        ({"kv_lens": (9,)}, "length within the tensor"),
+        ({"schedule": (1, 2), "causal": True}, "add up to q_len"),
+        ({"values": "lumpy"}, "values must be one of"),
+        ({"q_len": 0}, "must be at least 1"),
+    ],
+)
+def test_a_contradiction_is_refused_with_a_sentence(change, message):
+    with pytest.raises(ValueError, match=message):
+        dataclasses.replace(SMALL, **change)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[]", "{}", '{"dtype": "float32"}', '{"nonsense": 1}', "\x00"]
+)
+def test_what_is_no_case_is_refused_with_a_sentence(text):
+    with pytest.raises(ValueError, match=r"is not the JSON of a sdpa case.*expected the fields"):
+        SdpaCase.from_json(text)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"causal": True, "window": 6}, "window=6: no key is clipped"),
+        ({"causal": True, "q_len": 1, "kv_len": 1}, "causal: no key is hidden"),
+        ({"kv_lens": (5,)}, "kv_lens: no key is padding"),
+        ({"sinks": -80.0}, "sinks=-80.0: the output rounds to the same bits"),
+        ({"softcap": 1e6}, "softcap=1000000.0: the output rounds to the same bits"),
+        ({"side": "left"}, "side: nothing is padded"),
+        ({"causal": True, "schedule": (2,)}, "schedule: a single step"),
+        ({"kv_lens": (0,)}, "no key is visible"),
+    ],
+)
+def test_a_feature_that_cannot_be_seen_makes_the_case_vacuous(change, reason):
+    case = dataclasses.replace(SMALL, **change)
+    assert (case.vacuous(case.inputs()) or "").startswith(reason)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"causal": True, "window": 4},
+        {"causal": True, "window": 5},
+        {"causal": True, "q_len": 1},
+        {"kv_lens": (4,)},
+        {"sinks": 0.0},
+        {"softcap": 2.0},
+        {"causal": True, "schedule": (1, 1)},
+    ],
+)
+def test_a_feature_that_bites_is_not_vacuous(change):
+    case = dataclasses.replace(SMALL, **change)
+    assert case.vacuous(case.inputs()) is None
+
+
+def test_padding_is_poisoned_and_nothing_else():
+    case = dataclasses.replace(SMALL, kv_lens=(3,), dtype="bfloat16")
+    k = case.inputs()["k"]
+    assert bool((k[:, :, 3:].float() == values.poison("bfloat16")).all())
+    assert float(k[:, :, :3].abs().max()) < 4
+
+
+def test_matching_by_field_range_list_and_property():
+    assert SMALL.matches({"q_len": 2, "kv_len": {"min": 3, "max": 5}, "dead_rows": False})
+    assert not SMALL.matches({"q_len": [3, 4]})
+    with pytest.raises(ValueError, match="'colour' is no attribute of SdpaCase"):
+        SMALL.matches({"colour": 1})
