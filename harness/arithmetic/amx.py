@@ -30,9 +30,10 @@ def tile_product(a: Tensor, b: Tensor) -> Tensor:
     at zero; their sum is added to the tile. Every result rounds to nearest even and flushes to
     zero; subnormal inputs read as zero; MXCSR plays no part.
 
-    A bfloat16 product (16 bits) plus a float32 (24 bits) may need more than float64's 53 bits;
-    the sum is then split by TwoSum and made odd, so that the second rounding is innocuous
-    (Boldo & Melquiond 2008).
+    Float64 then float32 rounds as float32 alone would: for a double rounding to matter the sum
+    must lie within 2^-53 of a float32 tie without being one. The smaller of the two addends
+    then starts at half a spacing, 2^-24, and ends 15 bits (a product of bfloat16s) or 23 bits
+    (the chain) below that: 2^-47 at the least, which float64 holds.
     """
     left = denormals_are_zero(a.to(torch.float64), BF16)
     right = denormals_are_zero(b.to(torch.float64), BF16)
@@ -42,18 +43,6 @@ def tile_product(a: Tensor, b: Tensor) -> Tensor:
         chains = [torch.zeros_like(tile), torch.zeros_like(tile)]
         for k in range(start, min(start + _TILE_DEPTH, depth)):
             product = left[..., k : k + 1] * right[..., k : k + 1, :]
-            chains[k & 1] = _round_flush(_sum_to_odd(chains[k & 1], product))
-        tile = _round_flush(_sum_to_odd(tile, _round_flush(_sum_to_odd(chains[0], chains[1]))))
+            chains[k & 1] = _round_flush(chains[k & 1] + product)
+        tile = _round_flush(tile + _round_flush(chains[0] + chains[1]))
     return tile
-
-
-def _sum_to_odd(a: Tensor, b: Tensor) -> Tensor:
-    """a + b rounded to odd in float64: truncated, with the last bit set when inexact."""
-    total = a + b
-    b_part = total - a
-    error = (a - (total - b_part)) + (b - b_part)
-    # Round to nearest went away from zero where the error points back: step to the truncation.
-    bits = total.view(torch.int64)
-    overshot = (error != 0) & ((error > 0) != (total > 0))
-    odd = torch.where(overshot, bits - 1, bits) | (error != 0).to(torch.int64)
-    return torch.where(total.isfinite(), odd.view(torch.float64), total)

@@ -62,7 +62,7 @@ class MidRad:
     @property
     def rad(self) -> Tensor:
         if self._rad is None:
-            self._rad = torch.zeros((), dtype=torch.float64).expand(self.mid.shape)
+            return torch.zeros((), dtype=torch.float64).expand(self.mid.shape)
         return self._rad
 
     @property

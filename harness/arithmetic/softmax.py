@@ -68,12 +68,14 @@ class _Row:
     `rho`          relative error of a weight, up to the row's common factor,
     `rescale_rho`  relative error of `rescale`,
     `far`          the weight of keys that may have been flushed to zero (None: no such key),
-    `lifted`       p (e^rho - 1), in prob mode split into `linear` + `odd` (None: all linear).
+    `lifted`       p (e^rho - 1), up to a common factor of the row's weights,
+    `linear`, `odd`  in prob mode the same, split by what averages out (None: nothing does).
     Per row, [..., m, 1]:
     `denominator`  sum of the weights,
     `maximum`      the largest score,
     `base`         absolute error of the running maximum (per key, if there are blocks),
     `largest`      the largest rho,
+    `lift`         sum of p (e^rho - 1), without a common factor,
     `spread`       relative error of the denominator that comes from rho,
     `dead`         rows without any key,
     `void`         rows of which nothing is known (None: no row).
@@ -90,8 +92,9 @@ class _Row:
     largest: Tensor
     maximum: Tensor
     lifted: Tensor
-    linear: Tensor
+    linear: Tensor | None
     odd: Tensor | None
+    lift: Tensor
     spread: Tensor
     dead: Tensor
     void: Tensor | None
@@ -165,17 +168,23 @@ def _weigh(
     if bool(flushable.any()):
         far = torch.exp(x + rho).masked_fill_(~flushable, 0.0)
     lifted = p * torch.expm1(rho)
-    odd, linear = None, lifted
-    if not mode.proves and random is not None and independent:
-        # e^(a+b) - 1 with b symmetric and independent per key: sinh(b) averages out.
-        odd = p * torch.exp(systematic) * torch.sinh(random.clamp_max(_LARGEST_LOG_ERROR))
-        odd = torch.minimum(odd, lifted)
-        linear = lifted - odd
-    total = lifted.sum(-1, keepdim=True)
-    spread = total
-    if odd is not None:
+    lift = spread = lifted.sum(-1, keepdim=True)
+    odd = linear = None
+    averaging = random if independent and not mode.proves else None
+    if averaging is not None:
+        odd, linear = _split(p, systematic, averaging, lifted)
         averaged = odd.square().sum(-1, keepdim=True).sqrt_().mul_(mode.sigmas)
-        spread = torch.minimum(total, linear.sum(-1, keepdim=True) + averaged)
+        spread = torch.minimum(lift, linear.sum(-1, keepdim=True) + averaged)
+    share, top = p.max(-1, keepdim=True)
+    dominant = share > 0.5
+    if bool(dominant.any()):
+        # Only differences of log errors matter: where one key has most of the weight its error
+        # is moved to the others, which leaves Cauchy-Schwarz the light ones to average over.
+        lifted = p * torch.expm1(_relative_to(top, dominant, rho))
+        if averaging is not None:
+            common = _relative_to(top, dominant, systematic)
+            both = (common + averaging).clamp_max_(_LARGEST_LOG_ERROR)
+            odd, linear = _split(p, common, averaging, p * torch.expm1(both))
     return _Row(
         local=local,
         rescale=rescale,
@@ -190,11 +199,30 @@ def _weigh(
         lifted=lifted,
         linear=linear,
         odd=odd,
+        lift=lift,
         spread=torch.log1p(spread),
         dead=dead,
         void=void,
         blocks=blocks,
     )
+
+
+def _split(p: Tensor, systematic: Tensor, random: Tensor, lifted: Tensor) -> tuple[Tensor, Tensor]:
+    """`lifted` = p (e^(systematic + random) - 1) as (odd, rest).
+
+    For random parts that are symmetric and independent per key, sinh(random) averages out.
+    """
+    odd = p * torch.exp(systematic) * torch.sinh(random.clamp_max(_LARGEST_LOG_ERROR))
+    odd = torch.minimum(odd, lifted)
+    return odd, lifted - odd
+
+
+def _relative_to(top: Tensor, dominant: Tensor, rho: Tensor) -> Tensor:
+    """Log errors relative to that of the key `top`, in the rows where it is `dominant`."""
+    anchor = rho.gather(-1, top)
+    moved = rho + anchor.masked_fill(~dominant, 0.0)
+    moved = moved.scatter(-1, top, anchor.masked_fill(dominant, 0.0))
+    return moved.clamp_max_(_LARGEST_LOG_ERROR)
 
 
 def _online(
@@ -257,6 +285,11 @@ def softmax_pv(
 
         |o' - o| <= sqrt(W0 (W V^2 - 2 o W V + o^2 W0)) (1 + W0) ,   W0 = sum W.
 
+    A common factor of all weights cancels, so where one key holds more than half of the weight
+    the errors are taken relative to that key's (its own becomes 0, that of the others grows by
+    it): the inequality is then nearly tight for peaked rows too.
+
+
     rho_j = r_j + u |s_j - m| + (e0 + e1 |s_j - m|) u. In prob mode the score radii r_j are
     independent bounded errors: their odd part sinh(r_j) enters as lambda sqrt(sum W^2 (v - o)^2)
     (Hoeffding), all else linearly. Roundings of stored weights, and the denominator, are linear
@@ -287,7 +320,6 @@ def softmax_pv(
     both = torch.cat([v, v * v], -1)
     terms = Terms(p, v)
     o, absolute = terms.total, terms.absolute
-    lift = row.lifted.sum(-1, keepdim=True)
 
     def centred(weights: Tensor) -> Tensor:
         """sum_j weights_j (v_j - o)^2, with the cancellation in float64 paid for."""
@@ -298,13 +330,14 @@ def softmax_pv(
         moment = (second - 2 * o * first).add_(square)
         return moment.add_(second.add_(square), alpha=(keys + 16) * 4 * EPS64).clamp_min_(0.0)
 
-    sensitivity = (lift * centred(row.lifted)).sqrt_()
-    if row.odd is not None:
-        linear = row.linear
+    total = row.lifted.sum(-1, keepdim=True)
+    sensitivity = (total * centred(row.lifted)).sqrt_().mul_(1 + total)
+    if row.odd is not None and row.linear is not None:
         averaged = centred(row.odd.square()).sqrt_().mul_(mode.sigmas)
-        straight = (linear.sum(-1, keepdim=True) * centred(linear)).sqrt_()
-        sensitivity = torch.minimum(sensitivity, straight + averaged)
-    sensitivity = sensitivity * (1 + lift)
+        total = row.linear.sum(-1, keepdim=True)
+        straight = (total * centred(row.linear)).sqrt_()
+        total = total + row.odd.sum(-1, keepdim=True)
+        sensitivity = torch.minimum(sensitivity, (straight + averaged) * (1 + total))
     if bool((row.largest > _WIDE).any()):
         top, bottom = v.amax(-2, keepdim=True), v.amin(-2, keepdim=True)
         if sink is not None:
@@ -314,11 +347,11 @@ def softmax_pv(
     if row.far is not None:
         far = row.far
         flushed = seen(far) @ v_abs + far.sum(-1, keepdim=True) * o.abs()
-        sensitivity = sensitivity + flushed / row.denominator * (1 + lift)
+        sensitivity = sensitivity + flushed / row.denominator * (1 + row.lift)
 
     # The kernel's own weights exceed p by at most this factor.
     swell = torch.exp(2 * row.largest.clamp_max(_LARGEST_LOG_ERROR))
-    swell = torch.minimum(swell, torch.exp(row.largest) * (1 + lift)).nan_to_num()
+    swell = torch.minimum(swell, torch.exp(row.largest) * (1 + row.lift)).nan_to_num()
     rescales = 2 * row.blocks if row.blocks > 1 else 0
     accumulated = accumulation_radius(terms, spec.pv, mode, rescales) * swell
     # Weights that underflow: each may lose one spacing of the subnormals, or the whole.
