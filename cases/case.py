@@ -63,6 +63,15 @@ class Case(ABC):
         del inputs
         return {}
 
+    def anchored(self, inputs: Inputs, observed: Mapping[str, torch.Tensor]) -> Inputs:
+        """`inputs`, with the outcome of earlier stages for later ones to be judged on.
+
+        Where an op shows its intermediates, `expected` and the programs start each stage from the
+        subject's own input to it, so that a fault is seen where it happens, and undiluted.
+        """
+        del observed
+        return inputs
+
     def vacuous(self, inputs: Inputs) -> str | None:
         """The feature that this case switches on and cannot show in its output, with the reason."""
         del inputs

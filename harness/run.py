@@ -121,7 +121,7 @@ def ask(case: Case, cell: Cell, *, spare_dead: bool = False) -> Record:
     keep = dict(case.judged(inputs))
     if spare_dead:
         keep = _without_dead(case, inputs, keep)
-    return _verdict(case, cell, inputs, observed, keep, clock)
+    return _verdict(case, cell, case.anchored(inputs, observed), observed, keep, clock)
 
 
 def answer(
@@ -254,9 +254,9 @@ def _repeats(case: Case, cell: Cell) -> bool:
         inputs = fresh.inputs()
         if fresh.vacuous(inputs):
             continue
-        verdict = compare(
-            answer(fresh, inputs, cell), cell.program(fresh, inputs, PROB), fresh.judged(inputs)
-        )
+        observed, keep = answer(fresh, inputs, cell), fresh.judged(inputs)
+        inputs = fresh.anchored(inputs, observed)
+        verdict = compare(observed, cell.program(fresh, inputs, PROB), keep)
         if not verdict.allowed:
             return True
     return False
