@@ -154,20 +154,20 @@ class BandedMaskCase(Case):
     def vacuous(self, inputs: Inputs) -> str | None:
         if len(self.steps) == 1:
             return "steps: a single one, which is an offset"
+        if self.steps:  # a schedule is a question of its own, also where nothing is hidden yet
+            return None
         plain: dict[str, Any] = {
             "window": {"window": None},
-            "size": {"size": None, "keep": 0},
+            "size": {} if self.window else {"size": None, "keep": 0},
             "keep": {"keep": 0},
             "chunk": {"chunk": None},
             "left_padding": {"left_padding": (0,) * (self.batch or 1)},
             "right_padding": {"right_padding": (0,) * (self.batch or 1)},
         }
         visible = self.expected(inputs)["visible"]
-        if self.steps:  # a schedule is a question of its own, also where no window is reached yet
-            plain = {name: plain[name] for name in ("left_padding", "right_padding")}
-        for name in plain.keys() & self.features():
+        for name in sorted(plain.keys() & self.features()):
             other = replace(self, **plain[name]).expected(inputs)["visible"]
-            if torch.equal(visible, other):
+            if plain[name] and torch.equal(visible, other):
                 return f"{name}={getattr(self, name)}: no key is hidden or shown by it"
         return None
 
@@ -191,14 +191,16 @@ def observed(
 
     mask: bool, broadcastable to `[batch, n, slots]`. keys, values: `[batch, 1, slots, WIDTH]`, one
     token's number in each slot, the same in both; up to half a unit of quantisation is read over.
-    A token is visible where exactly one visible slot holds it: two would weigh it twice.
+    A token is visible where exactly one visible slot holds it: two would weigh it twice. Nothing is
+    visible through a mask that does not fit the keys.
     """
     power = 1 << torch.arange(WIDTH - 1)
     number = [((x[:, 0, :, 1:] > 0.5) * power).sum(-1) for x in (keys, values)]
     valid = (keys[:, 0, :, 0] > 0.5) & (number[0] == number[1]) & (number[0] <= case.written)
     slot = torch.where(valid, number[0], 0)  # 0: a slot that holds no token
     batch, slots = slot.shape
-    shown = mask.broadcast_to(batch, case.n, slots).int()
+    fits = mask.shape[-1] in (1, slots)
+    shown = (mask if fits else mask.new_zeros(1)).broadcast_to(batch, case.n, slots).int()
     count = torch.zeros(batch, case.n, case.written + 1, dtype=torch.int32)
     count.scatter_add_(-1, slot[:, None].expand_as(shown), shown)
     rows = {"visible": count[..., 1:] == 1}
@@ -254,17 +256,23 @@ def strategy(
 ) -> BandedMaskCase:
     """Cases that use only claimed features; shrinks towards few, small and featureless.
 
-    A subject that claims `size` is a rotating cache, one that claims `chunk` a chunked mask: they
-    are always given one. large: nightly sizes (windows to 512 slots).
+    A subject that claims `size` is a rotating cache and is always given one (or a window); one that
+    claims `chunk` is a chunked mask and is given chunks unless it is given a window; one that claims
+    `steps` is a cache, which learns of right padding with its prompt.
+
+    large: nightly sizes (windows to 512 slots).
     """
-    on = subset(draw, claims, FEATURES) | ({"chunk"} & claims)
-    if "size" in claims and "window" not in on:
+    on = subset(draw, claims, FEATURES)
+    on = on - {"chunk"} if on & {"window", "size"} else on | ({"chunk"} & claims)
+    if "right_padding" in on:
+        on |= {"steps"} & claims
+    if "size" in claims and not on & {"window", "chunk"}:
         on |= {"size"}
     reach = draw(st.sampled_from((*WINDOWS, *((128, 300, 512) if large else ()))))
     size = reach if "size" in on and on & {"size"} else None
     window = None
     if "window" in on and "keep" not in on:
-        window = draw(near(reach, low=1, high=reach)) if size else reach
+        window = draw(near(reach, low=1, high=max(reach - 1, 1))) if size else reach
     top = 3 * reach + 24
     n = draw(near(1, reach, low=1, high=min(top, 64))) if draw(st.booleans()) else 1
     steps: tuple[int, ...] = ()
@@ -290,7 +298,7 @@ def strategy(
         size=size,
         keep=draw(st.integers(1, size - 1)) if "keep" in on and size and size > 1 else 0,
         chunk=reach if "chunk" in on else None,
-        **draw(_padding(on, steps, offset + n, size or window)),
+        **draw(_padding(on, steps, offset + n, size or window, 3 if "chunk" in on else None)),
     )
 
 
@@ -313,17 +321,34 @@ def _schedule(draw: st.DrawFn, reach: int, size: int | None) -> tuple[int, ...]:
 
 @st.composite
 def _padding(
-    draw: st.DrawFn, on: frozenset[str], steps: tuple[int, ...], row: int, window: int | None
+    draw: st.DrawFn,
+    on: frozenset[str],
+    steps: tuple[int, ...],
+    row: int,
+    window: int | None,
+    most: int | None,
 ) -> dict[str, tuple[int, ...]]:
-    """Padding of each request, none to all of it; the first one's reaches into the window."""
-    batch = draw(st.integers(1, 3))
-    tops = {"left_padding": row, "right_padding": prompt_length(steps) if steps else row}
+    """Padding of each request, none to all of it; the first one's reaches into the window.
+
+    most: of left padding, where more would hide what else is asked.
+    """
+    hides = window is not None and "left_padding" in on  # all that the window of one query hides
+    batch = draw(st.integers(2 if hides else 1, 3))
+    tops = {
+        "left_padding": row if most is None else min(row, most),
+        "right_padding": prompt_length(steps) if steps else row,
+    }
+    least = {"left_padding": max(1, row - window + 1) if window else 1, "right_padding": 1}
     found = {}
     for name, top in tops.items():
-        least = min(1 if window is None else max(1, row - window + 1), top)
         if name in on and top:
-            first = draw(near(least, low=least, high=top))
-            found[name] = (first, *(draw(near(3, low=0, high=top)) for _ in range(batch - 1)))
+            low = min(least[name], top)
+            first = draw(near(low, low=low, high=top))
+            rest = [draw(near(1, 3, low=0, high=top)) for _ in range(batch - 1)]
+            if name == "left_padding" and hides:
+                rest[-1] = 0
+            # One request on the left, another on the right: together they may hide all there is.
+            found[name] = (first, *rest) if name == "left_padding" else (*rest, first)
     return found
 
 
