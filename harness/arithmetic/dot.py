@@ -6,6 +6,7 @@ import math
 import re
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -171,8 +172,8 @@ def partial_mean_square(a: Tensor, b: Tensor) -> Tensor:
     strided_b = b.unflatten(-2, (size, blocks)).movedim(-2, 0)
     if blocks * a[..., 0].numel() * b.shape[-1] <= _BATCHED_LIMIT:
         sums = natural_a @ natural_b
-        for block in range(1, blocks):
-            sums[block] += sums[block - 1]
+        for before, after in pairwise(sums.unbind(0)):
+            after.add_(before)
         natural = sums.square_().sum(0)
         strided = (strided_a @ strided_b).square_().sum(0)
     else:

@@ -319,6 +319,7 @@ def softmax_pv(
     v_sum = v_abs.sum(-2, keepdim=True)
     both = torch.cat([v, v * v], -1)
     terms = Terms(p, v)
+    terms.absolute = p @ v_abs
     o, absolute = terms.total, terms.absolute
 
     def centred(weights: Tensor) -> Tensor:

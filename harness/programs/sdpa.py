@@ -256,7 +256,8 @@ def _grouped(case: SdpaCase, inputs: Inputs) -> tuple[MidRad, MidRad, MidRad, Te
     unseen = ~visible.any(-2)
     if bool(unseen.any()):
         k, v = (x.masked_fill(unseen.unsqueeze(-1), 0.0) for x in (k, v))
-    return MidRad(q), MidRad(k), MidRad(v), visible.repeat(1, 1, group, 1)
+    rows = visible if group == 1 else visible.repeat(1, 1, group, 1)
+    return MidRad(q), MidRad(k), MidRad(v), rows
 
 
 def _finish(
