@@ -21,6 +21,7 @@ FEATURES = {
     "a_layout": "strides of a in memory, with poison in the gaps",
     "b_layout": "strides of b in memory, with poison in the gaps",
     "wide": "the result stays in the accumulator's format, float32 (bfloat16 and float16 only)",
+    "codes": "b is given as bytes too, with a power of two per 32 k by which they count",
 }
 """Every optional field, with its meaning."""
 
@@ -61,6 +62,9 @@ INT8_FILLS = ("range", "integers", "extreme")
 SMALL_INTEGERS = 8
 """Bound of the `integers` fill: sums of K < 2**18 products stay exact in float32's 24 bits."""
 
+CODES_PER_SCALE = 32
+CODE_OF_ZERO = 128
+
 TILES = (2, 4, 8, 16, 32, 48, 64, 128)
 """Sizes at whose neighbours a packed kernel has tails: VNNI groups, tile rows, depths, blocks."""
 DTYPES = ("float32", "bfloat16", "float16", "int8")
@@ -86,6 +90,7 @@ class BmmCase(Case):
     a_layout: str = "contiguous"
     b_layout: str = "contiguous"
     wide: bool = False
+    codes: bool = False
 
     def __post_init__(self) -> None:
         def need(ok: bool, what: str) -> None:
@@ -103,6 +108,7 @@ class BmmCase(Case):
         scaled = self.alpha != 1 or self.beta != 1
         need(not (self.integral and scaled), "int8 has no alpha or beta")
         need(not self.integral or self.k < 2**17, "int8 needs k < 2**17, or int32 overflows")
+        need(not (self.integral and self.codes), "int8 needs no codes")
         need(not self.wide or self.dtype in ("bfloat16", "float16"), "wide needs a 16-bit dtype")
 
     @property
@@ -158,9 +164,12 @@ class BmmCase(Case):
 @functools.lru_cache(maxsize=8)
 def _inputs(case: BmmCase) -> tuple[tuple[str, torch.Tensor], ...]:
     a, b = _integers(case) if case.integral or case.values == "integers" else _reals(case)
+    out = {}
+    if case.codes:
+        out["codes"], scales, b = _codes(case)
+        out["scales"] = values.cast(scales, case.dtype)
     bad = 77.0 if case.integral else values.poison(case.dtype)
     dtype = getattr(torch, case.dtype)
-    out = {}
     for name, x, layout in (("a", a, case.a_layout), ("b", b, case.b_layout)):
         typed = x.to(dtype) if case.integral else values.cast(x, case.dtype)
         out[name] = _lay_out(typed, layout, bad)
@@ -201,6 +210,22 @@ def _integers(case: BmmCase) -> tuple[torch.Tensor, torch.Tensor]:
         low = -128 if case.values == "range" else -top
         a, b = (values.integers(case.seed, name, shape, low, top) for name, shape in shapes)
     return a.double(), b.double()
+
+
+def _codes(case: BmmCase) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Codes uint8 [batch, n, k], scales [batch, n, ceil(k / 32)], and b = scale * (code - 128).
+
+    Eight bits times a power of two: every dtype holds b exactly.
+    """
+    whole = case.values == "integers"
+    reach = SMALL_INTEGERS if whole else CODE_OF_ZERO
+    shape = (case.batch, case.n, case.k)
+    codes = CODE_OF_ZERO + values.integers(case.seed, "codes", shape, -reach, min(reach, 127))
+    groups = (case.batch, case.n, -(-case.k // CODES_PER_SCALE))
+    down = values.integers(case.seed, "scales", groups, 3, 6)
+    scales = torch.ldexp(torch.ones(groups).double(), -down) if not whole else torch.ones(groups)
+    each = scales.repeat_interleave(CODES_PER_SCALE, -1)[..., : case.k]
+    return codes.to(torch.uint8), scales, ((codes - CODE_OF_ZERO) * each).double().mT
 
 
 def _addend(case: BmmCase, shape: tuple[int, ...]) -> torch.Tensor:
@@ -259,10 +284,11 @@ def strategy(
 ) -> BmmCase:
     """Cases that use only claimed features; shrinks towards few, small and featureless.
 
-    claims: names from FEATURES. large: nightly sizes (up to 4096 along one axis).
+    claims: names from FEATURES. large: nightly sizes (up to 4096 along one axis). A subject that
+    claims codes can't do without: they are always there.
     """
     dtype = draw(st.sampled_from(dtypes))
-    on = subset(draw, claims, FEATURES)
+    on = subset(draw, claims - {"codes"}, FEATURES) | (claims & {"codes"})
     on -= {"alpha", "beta"} if dtype == "int8" else frozenset()
     on -= {"wide"} if dtype in ("int8", "float32") else frozenset()
     on |= {"addend"} if "beta" in on else frozenset()
@@ -284,6 +310,7 @@ def strategy(
         addend=draw(st.sampled_from(("row", "full"))) if "addend" in on else None,
         beta=draw(st.sampled_from((-1.0, 0.5, 0.3))) if "beta" in on else 1.0,
         wide="wide" in on,
+        codes="codes" in on,
         **layouts,
     )
 
@@ -307,9 +334,10 @@ def _pinned(**fields: Any) -> BmmCase:
 
 
 PINNED: tuple[tuple[str, BmmCase], ...] = (
-    # DeepSeek's 128 heads, q_nope [tokens, heads, 128] into the 512 latents and back.
-    ("deepseek-v3-absorb-q", _pinned(batch=128, m=1, k=128, n=512, a_layout="interleaved")),
-    ("deepseek-v3-absorb-v", _pinned(batch=128, m=1, k=512, n=128, a_layout="interleaved")),
+    # DeepSeek's 128 heads, 16 on each of 8 ranks: q_nope [tokens, heads, 128] into the 512 latents,
+    # and the latents' average back into the 128 columns of v.
+    ("deepseek-v3-absorb-q-tp8", _pinned(batch=16, m=1, k=128, n=512, a_layout="interleaved")),
+    ("deepseek-v3-absorb-v-tp8", _pinned(batch=16, m=2, k=512, n=128, a_layout="interleaved")),
     (
         "deepseek-v2-lite-absorb-q-stepwise",
         _pinned(batch=16, m=3, k=128, n=512, a_layout="interleaved", b_layout="transposed"),

@@ -15,6 +15,10 @@ from harness.arithmetic.mode import DET, Mode
 from harness.subject import Program
 
 
+_MANTISSA = 2**52 - 1
+"""The stored significand bits of a float64."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class BmmArithmetic:
     """A kernel that accumulates the products and applies alpha, beta and the addend at the end.
@@ -48,13 +52,16 @@ class BmmArithmetic:
         return {"out": out}
 
 
-def by_dtype(accumulate: Accumulate) -> Program:
-    """One accumulator for all dtypes: it holds a product of 16-bit factors, not of float32."""
+def by_dtype(accumulate: Accumulate, **others: BmmArithmetic) -> Program:
+    """One accumulator for all dtypes: it holds a product of 16-bit factors, not of float32.
+
+    others: arithmetic of its own for a dtype, by name.
+    """
     short = BmmArithmetic(accumulate=replace(accumulate, exact_products=True))
-    full = BmmArithmetic(accumulate=accumulate)
+    known = {"float32": BmmArithmetic(accumulate=accumulate), **others}
 
     def program(case: BmmCase, inputs: Inputs, mode: Mode) -> dict[str, MidRad]:
-        return (full if case.dtype == "float32" else short)(case, inputs, mode)
+        return known.get(case.dtype, short)(case, inputs, mode)
 
     return program
 
@@ -180,12 +187,16 @@ def _exact_where_proven(
 
 
 def _step(x: Tensor, dim: int) -> Tensor:
-    """The largest power of two that divides every element along `dim`; infinite if all are 0."""
-    fraction, exponent = torch.frexp(x)
-    whole = (fraction.abs() * 2.0**53).to(torch.int64)
-    lowest = (whole & -whole).double()
-    step = torch.ldexp(lowest, (exponent - 53).double())
-    return step.masked_fill(whole == 0, torch.inf).amin(dim, keepdim=True)
+    """The largest power of two that divides every element along `dim`; infinite if all are 0.
+
+    A normal float64 less its lowest set bit differs from it by that bit; without a set bit it is
+    a power of two itself. (The subnormals of every other format are normal here.)
+    """
+    x = x.abs()
+    bits = x.view(torch.int64)
+    lowest = x - (bits & (bits - 1)).view(torch.float64)
+    lowest = torch.where(bits & _MANTISSA == 0, x, lowest)
+    return lowest.masked_fill_(x == 0, torch.inf).amin(dim, keepdim=True)
 
 
 def _narrowed(out: MidRad, addend: Tensor | float, fmt: Format, times: int) -> MidRad:

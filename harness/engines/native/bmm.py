@@ -9,6 +9,8 @@ from harness.engines.native.torch.vnni import pack
 from harness.programs.bmm import BmmArithmetic, by_dtype
 from harness.subject import Subject, Tensors
 
+CLAIMS = frozenset(FEATURES) - {"codes"}
+
 
 def _run(path: str):
     def run(case: BmmCase, tensors: Tensors) -> Tensors:
@@ -39,7 +41,7 @@ def _tiles(name: str, dtype: str, *, flush_inputs: bool) -> Subject:
     return Subject(
         name=f"native.bmm.{name}",
         run=_run("tiles"),
-        claims=frozenset(FEATURES),
+        claims=CLAIMS,
         dtypes=(dtype,),
         lanes=("amx",),
         programs={"cpu": arithmetic},
@@ -52,7 +54,7 @@ SUBJECTS = (
     Subject(
         name="native.bmm.packed",
         run=_run("portable"),
-        claims=frozenset(FEATURES),
+        claims=CLAIMS,
         dtypes=("float32", "bfloat16", "float16", "int8"),
         lanes=("cpu", "mps", "cuda"),
         programs={"cpu": by_dtype(Accumulate(order="any"))},

@@ -56,7 +56,7 @@ def bmm(
 
 def _accumulated(a: Tensor, b: Packed, dtype: torch.dtype, step: Step) -> Tensor:
     """a @ b `[batch, m, n]`, 16 rows at a time over all columns, one tile of depth per step."""
-    batch, m, k = a.shape
+    batch, m = a.shape[:2]
     out = a.new_empty(batch, m, b.n, dtype=dtype)
     full = m - m % ROWS
     blocks = [(0, full, ROWS)] if full else []

@@ -15,8 +15,6 @@ _SMALLEST = 2.0**-126
 _FLUSHED = _SMALLEST * (1 - 2.0**-25)
 """Below this a result is tiny: rounded to 24 bits with an unbounded exponent it lies under 2**-126
 (x86 finds tininess after rounding; at the tie, the even neighbour is 2**-126 itself)."""
-_TIE_MASK, _TIE = 2**29 - 1, 2**28
-"""Low bits of a float64, and their pattern half way between two float32 neighbours."""
 
 
 @torch.library.custom_op("kernel_parity::tdpbf16ps", mutates_args=())
@@ -57,19 +55,14 @@ def _two_chains(c: Tensor, a: Tensor, b: Tensor) -> Tensor:
 
 
 def _add(a: Tensor, b: Tensor) -> Tensor:
-    """a + b rounded once to float32 and flushed, as float64.
+    """a + b rounded to float32 and flushed, as float64.
 
-    a holds float32 values, b float32 values or products, exact in float64. Their float64 sum is
-    inexact only where exponents lie far apart; then a sum that falls half way between two float32
-    numbers hides on which side the true sum lies, and is moved there.
+    a holds float32 values, b float32 values or products of 16-bit factors. To be rounded twice in
+    a way that shows, the sum would have to lie next to the middle of two float32 values without
+    being there. The half spacing, 2**-24 of the sum, then comes from the smaller term alone, which
+    ends at most 23 bits below it: 2**-47, and float64 holds that.
     """
     total = a + b
-    ties = (total.view(torch.int64) & _TIE_MASK) == _TIE
-    if bool(ties.any()):
-        part = total - a
-        error = (a - (total - part)) + (b - part)  # exact (Knuth's TwoSum)
-        aside = torch.nextafter(total, torch.copysign(torch.full_like(total, torch.inf), error))
-        total = torch.where(ties & (error != 0) & total.isfinite(), aside, total)
     tiny = total.abs() < _FLUSHED
     return torch.where(tiny, torch.zeros_like(total).copysign(total), total.float().double())
 
