@@ -256,9 +256,9 @@ def strategy(
 ) -> BandedMaskCase:
     """Cases that use only claimed features; shrinks towards few, small and featureless.
 
-    A subject that claims `size` is a rotating cache and is always given one (or a window); one that
-    claims `chunk` is a chunked mask and is given chunks unless it is given a window; one that claims
-    `steps` is a cache, which learns of right padding with its prompt.
+    A subject that claims `size` is a rotating cache, and is always given one or a window; one that
+    claims `chunk` is a chunked mask, and is given chunks unless it is given a window; one that
+    claims `steps` is a cache, which learns of right padding with its prompt.
 
     large: nightly sizes (windows to 512 slots).
     """
@@ -266,12 +266,14 @@ def strategy(
     on = on - {"chunk"} if on & {"window", "size"} else on | ({"chunk"} & claims)
     if "right_padding" in on:
         on |= {"steps"} & claims
+    if "keep" in on:
+        on = on - {"window"}
     if "size" in claims and not on & {"window", "chunk"}:
         on |= {"size"}
     reach = draw(st.sampled_from((*WINDOWS, *((128, 300, 512) if large else ()))))
-    size = reach if "size" in on and on & {"size"} else None
+    size = reach if "size" in on else None
     window = None
-    if "window" in on and "keep" not in on:
+    if "window" in on:
         window = draw(near(reach, low=1, high=max(reach - 1, 1))) if size else reach
     top = 3 * reach + 24
     n = draw(near(1, reach, low=1, high=min(top, 64))) if draw(st.booleans()) else 1
