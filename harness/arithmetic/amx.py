@@ -20,7 +20,12 @@ def denormals_are_zero(x: Tensor, fmt: Format) -> Tensor:
 
 
 def _round_flush(x: Tensor) -> Tensor:
-    return denormals_are_zero(round_to(x, FP32), FP32)
+    """x rounded to float32, zero where that is tiny (FTZ).
+
+    x86 finds tininess after rounding, to 24 bits with an unbounded exponent: from half a spacing
+    below the smallest normal on, x is that number.
+    """
+    return round_to(x, FP32).masked_fill(x.abs() < FP32.min_normal * (1 - FP32.u / 2), 0.0)
 
 
 def tile_product(a: Tensor, b: Tensor) -> Tensor:

@@ -9,9 +9,10 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-_EXPONENT_FIELD = 0x7FF
 _BIAS = 1023
 _STORED_BITS = 52
+_EXPONENT = 0x7FF << _STORED_BITS
+_ONE_AND_A_HALF = 1 << (_STORED_BITS - 1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,14 +94,10 @@ def format_of(tensor: Tensor) -> Format:
     return FORMATS[name]
 
 
-def _exponent_field(x: Tensor) -> Tensor:
-    """The biased float64 exponent of each element, int64 (0 for zero, 2047 for inf and nan)."""
-    return (x.view(torch.int64) >> _STORED_BITS) & _EXPONENT_FIELD
-
-
-def _from_exponent_field(field: Tensor) -> Tensor:
-    """2 to the power that a biased exponent field in 1..2046 stands for."""
-    return (field << _STORED_BITS).view(torch.float64)
+def _power_of_two(x: Tensor, low: int, high: int) -> Tensor:
+    """The bits of 2^floor(log2 |x|), int64, the exponent held within low..high."""
+    bits = x.view(torch.int64).bitwise_and(_EXPONENT)
+    return bits.clamp_((low + _BIAS) << _STORED_BITS, (high + _BIAS) << _STORED_BITS)
 
 
 def round_to(x: Tensor, fmt: Format) -> Tensor:
@@ -112,14 +109,19 @@ def round_to(x: Tensor, fmt: Format) -> Tensor:
     """
     if fmt.precision >= FP64.precision:
         return x
-    field = _exponent_field(x).clamp_(fmt.emin + _BIAS, fmt.emax + _BIAS + 1)
-    magic = _from_exponent_field(field.add_(_STORED_BITS + 1 - fmt.precision)).mul_(1.5)
+    if x.numel() == 0:
+        return x
+    bits = _power_of_two(x, fmt.emin, fmt.emax + 1)
+    bits.add_(((_STORED_BITS + 1 - fmt.precision) << _STORED_BITS) | _ONE_AND_A_HALF)
+    magic = bits.view(torch.float64)
     rounded = (x + magic).sub_(magic).copysign_(x)
     if fmt.overflow == "saturate":
         return rounded.clamp_(-fmt.max, fmt.max)
-    beyond = torch.nan if fmt.overflow == "nan" else torch.inf
-    over = rounded.abs() > fmt.max
-    if bool(over.any()):
+    least, most = rounded.aminmax()
+    # Negated, so that a NaN, which aminmax hands on, takes the slow way too.
+    if not (float(least) >= -fmt.max and float(most) <= fmt.max):
+        beyond = torch.nan if fmt.overflow == "nan" else torch.inf
+        over = rounded.abs() > fmt.max
         rounded = torch.where(over, torch.full_like(x, beyond).copysign_(x), rounded)
     return rounded
 
@@ -131,8 +133,8 @@ def round_scalar(x: float, fmt: Format) -> float:
 
 def ulp(x: Tensor, fmt: Format) -> Tensor:
     """The spacing of `fmt` in the binade of |x|; at a power of two, the spacing above it."""
-    field = _exponent_field(x).clamp_(fmt.emin + _BIAS, fmt.emax + _BIAS)
-    return _from_exponent_field(field).mul_(2.0 ** (1 - fmt.precision))
+    power = _power_of_two(x, fmt.emin, fmt.emax).view(torch.float64)
+    return power.mul_(2.0 ** (1 - fmt.precision))
 
 
 def half_gaps(x: Tensor, fmt: Format) -> tuple[Tensor, Tensor]:

@@ -35,6 +35,11 @@ def _product_error(a: Tensor, b: Tensor | float, product: Tensor) -> Tensor:
     return torch.where(error.isfinite(), error.abs(), EPS64 * product.abs())
 
 
+def _fits_float32(x: Tensor) -> bool:
+    """Every value is a float32, so that float64 holds the product of any two."""
+    return torch.equal(x.to(torch.float32).to(torch.float64), x)
+
+
 def _sum_error(a: Tensor, b: Tensor, total: Tensor) -> Tensor:
     """|a + b - total| exactly (Knuth's TwoSum)."""
     b_part = total - a
@@ -88,20 +93,23 @@ class MidRad:
         """
         if fmt is None or fmt.precision >= FP64.precision:
             return self
-        mid = round_to(self.mid, fmt)
         if self.is_exact:
-            return MidRad(mid)
+            return MidRad(round_to(self.mid, fmt))
         # The ends themselves are rounded by float64: move them outwards by one more roundoff.
         reach = torch.where(self.rad > 0, self.rad + 2 * EPS64 * self.mid.abs(), self.rad)
         low, high = round_to(self.mid - reach, fmt), round_to(self.mid + reach, fmt)
-        rad = torch.maximum(high - mid, mid - low)
-        certain = low == high
-        rad = torch.where(certain, torch.zeros_like(rad), rad)
-        lost = ~rad.isfinite() | (mid.isinf() & ~certain)
-        if bool(lost.any()):
-            rad = torch.where(lost, torch.full_like(rad, torch.inf), rad)
-            mid = torch.where(lost, mid.nan_to_num(0.0).clamp(-fmt.max, fmt.max), mid)
-        return MidRad(mid, rad)
+        near_tie = low != high
+        if not bool(near_tie.any()):
+            return MidRad(low)
+        # Few elements are near a tie, so only these get a midpoint and a radius of their own.
+        least, most = low[near_tie], high[near_tie]
+        middle = round_to(self.mid[near_tie], fmt)
+        lost = ~(least.isfinite() & most.isfinite())
+        middle = torch.where(lost, middle.nan_to_num(0.0).clamp(-fmt.max, fmt.max), middle)
+        reach = torch.maximum(most - middle, middle - least).masked_fill_(lost, torch.inf)
+        rad = torch.zeros_like(low)
+        low[near_tie], rad[near_tie] = middle, reach
+        return MidRad(low, rad)
 
     def free(self, fmt: Format | None, times: int = 1) -> MidRad:
         """`times` roundings into `fmt` whose points are unknown.
@@ -131,6 +139,8 @@ class MidRad:
         if math.frexp(factor)[0] in (0.5, -0.5):
             return MidRad(mid, None if self._rad is None else self._rad * abs(factor))
         if self._rad is None:
+            if _fits_float32(self.mid) and _fits_float32(torch.tensor(factor, dtype=torch.float64)):
+                return MidRad(mid)
             return MidRad(mid, _product_error(self.mid, factor, mid))
         rad = (self._rad * abs(factor)).add_(mid.abs(), alpha=2 * EPS64)
         return MidRad(mid, rad.masked_fill_(mid.isinf(), 0.0))
