@@ -2,9 +2,9 @@
 
 import functools
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import torch
 from hypothesis import strategies as st
@@ -448,23 +448,36 @@ def _filled(case: YarnCase, name: str, shape: tuple[int, ...]) -> torch.Tensor:
     return x
 
 
-def always(*names: str) -> frozenset[str]:
-    """Claims of a subject that knows these features only switched on (a model with no other rope).
+class Claims(frozenset[str]):
+    """Features that a subject supports, with those that each of its drawn cases has.
 
-    They are claims and more: `strategy` then draws no case without them.
+    A model with latent attention, say, has no other rope: `always=("nope",)`. Equal only to claims
+    that draw the same cases.
 
     Raises:
         ValueError: not a feature.
     """
-    if unknown := set(names) - set(FEATURES):
-        raise ValueError(f"names={sorted(unknown)} are no features; known: {', '.join(FEATURES)}")
-    return frozenset(names) | {f"always {name}" for name in names}
 
+    always: frozenset[str]
 
-def lacks(case: YarnCase, claims: frozenset[str]) -> str | None:
-    """The refusal of a case that lacks a feature which the claims have `always`, or None."""
-    missing = [name for name in FEATURES if f"always {name}" in claims and not getattr(case, name)]
-    return f"only asked with {', '.join(missing)}" if missing else None
+    def __new__(cls, names: Iterable[str], *, always: Iterable[str] = ()) -> Self:
+        always = frozenset(always)
+        self = super().__new__(cls, frozenset(names) | always)
+        if unknown := self - set(FEATURES):
+            raise ValueError(f"{sorted(unknown)} are no features; known: {', '.join(FEATURES)}")
+        self.always = always
+        return self
+
+    def __eq__(self, other: object) -> bool:
+        return super().__eq__(other) and getattr(other, "always", frozenset()) == self.always
+
+    def __hash__(self) -> int:
+        return hash((frozenset(self), self.always))
+
+    def lacking(self, case: YarnCase) -> str | None:
+        """The refusal of a case without a feature that this subject always has, or None."""
+        missing = sorted(name for name in self.always if not getattr(case, name))
+        return f"only asked with {', '.join(missing)}" if missing else None
 
 
 @st.composite
@@ -473,13 +486,15 @@ def strategy(
 ) -> YarnCase:
     """Cases that use only claimed features; shrinks towards few, small and plain rope.
 
-    claims: names from FEATURES, or of `always`. large: nightly sizes.
+    claims: names from FEATURES; `Claims` for those that every case must have. large: nightly sizes.
     """
     on = subset(draw, claims, [name for name in FEATURES if name not in TYPES])
-    on |= {name for name in FEATURES if f"always {name}" in claims}
-    types = [name for name in TYPES if name in claims]
-    # yarn twice: most ways to be wrong are there.
-    kind = draw(st.sampled_from(("default", *types, *[t for t in types if t == "yarn"])))
+    always = getattr(claims, "always", frozenset[str]())
+    on |= always
+    types = [name for name in TYPES if name in (always & set(TYPES) or claims)]
+    # yarn three times: most ways to be wrong are there.
+    kinds = (*types, *[name for name in types if name == "yarn"] * 2)
+    kind = draw(st.sampled_from(kinds if always & set(TYPES) else ("default", *kinds)))
     head_dim = draw(st.sampled_from((64, 16, 32, 96, 128, *((80, 256) if large else ()))))
     q_len = 1 if draw(st.booleans()) else draw(st.integers(1, 8 if large else 4))
     nope = draw(st.sampled_from((head_dim, head_dim // 2, 2 * head_dim))) if "nope" in on else 0
@@ -495,7 +510,7 @@ def strategy(
     fields |= draw(_parameters(kind, on, claims, head_dim - nope, original))
     if "temperature" in on:
         fields |= {"temperature": draw(st.sampled_from((0.1, 0.25))), "original_max": original}
-    if "always original_at_top" in claims:
+    if "original_at_top" in always:
         fields.setdefault("original_max", original)
     if "scattered" in on and q_len > 1:
         fields["scattered"] = True

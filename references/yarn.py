@@ -26,6 +26,43 @@ DEFAULT_THETA = {"gpt_oss": 150000.0}
 """rope_theta of model_types that have one of their own; 10000 elsewhere."""
 
 
+def yarn(
+    q: Tensor,
+    k: Tensor,
+    q_positions: Tensor,
+    k_positions: Tensor,
+    config: Mapping[str, Any],
+    layer_type: str | None = None,
+) -> Tensor:
+    """Attention logits of unrotated q and k under a config.json, float64 `[B, H, Lq, Lk]`.
+
+        t[b, i]          = 1 + beta ln(1 + floor(q_positions[b, i] / original_max))
+        logits[b,h,i,j]  = softmax_scale * t[b, i] * <rotate(q[b,h,i]), rotate(k[b,g(h),j])>
+
+    Shapes: q `[B, H, Lq, D]`, k `[B, Hkv, Lk, D]`, positions int64 `[B, Lq]` and `[B, Lk]`,
+    g(h) = h // (H / Hkv). No mask: every pair.
+
+    **Contract**
+
+    - Engines put the magnitude of YaRN into the rotation, into the softmax scale, or into both, and
+      under several names; only the logits, all factors together, must agree.
+    - What a config means: `read`. Frequencies: `inv_freq`. Which columns, in which pairs: `rotate`.
+      The composed scale, and where each engine puts it: `composed_scale`.
+    - A request's length is its largest position in q and k, + 1; it alone decides between
+      longrope's factor sets and on dynamic rope's base, for all of its tokens.
+    - Positions need be neither consecutive nor sorted, and each request has its own.
+
+    Raises:
+        ValueError: as `read` does.
+    """
+    rope = read(config, layer_type)
+    longest = torch.maximum(q_positions.amax(-1), k_positions.amax(-1)) + 1
+    table = per_request(rope, longest.tolist())
+    turned_q = rotate(q, angles(q_positions, table), rope)
+    turned_k = rotate(k, angles(k_positions, table), rope)
+    return logits(turned_q * temperature(q_positions, rope)[:, None, :, None], turned_k, rope)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Rope:
     """What a rope config means: nothing optional, nothing spelled in two ways.

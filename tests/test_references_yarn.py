@@ -22,15 +22,16 @@ FLOAT64 = YarnArithmetic(power_error=6.0, log_error=2.0)
 ALL = frozenset(yarn.FEATURES) - {"scattered"}
 PLAIN = ALL - {"nope", "interleaved", "partial", "nested", "temperature"}
 CLAIMS = {
-    "llama": PLAIN,
-    "gpt_oss": PLAIN - {"old_names"},
-    "phi3": (PLAIN | {"partial"} | yarn.always("original_at_top"))
-    - (set(yarn.TYPES) - {"longrope"}),
-    "laguna": (PLAIN | {"partial"} | yarn.always("nested")) - {"truncate", "type_key"},
-    "ministral3": (PLAIN | yarn.always("temperature")) - {"original_at_top"},
-    "llama4_text": PLAIN | yarn.always("interleaved"),
-    "deepseek_v2": PLAIN | yarn.always("nope", "interleaved"),
-    "deepseek_v3": PLAIN | yarn.always("nope", "interleaved"),
+    "llama": yarn.Claims(PLAIN),
+    "gpt_oss": yarn.Claims(PLAIN - {"old_names"}),
+    "phi3": yarn.Claims(
+        (PLAIN | {"partial"}) - set(yarn.TYPES), always=("original_at_top", "longrope")
+    ),
+    "laguna": yarn.Claims((PLAIN | {"partial"}) - {"truncate", "type_key"}, always=("nested",)),
+    "ministral3": yarn.Claims(PLAIN - {"original_at_top"}, always=("temperature",)),
+    "llama4_text": yarn.Claims(PLAIN, always=("interleaved",)),
+    "deepseek_v2": yarn.Claims(PLAIN, always=("nope", "interleaved")),
+    "deepseek_v3": yarn.Claims(PLAIN, always=("nope", "interleaved")),
 }
 """What each model can be asked; laguna without truncate, which it does not read."""
 
@@ -215,6 +216,13 @@ def test_what_has_no_meaning_is_refused(change, message):
     }  # fmt: skip
     with pytest.raises(ValueError, match=message):
         reference.read(config)
+
+
+def test_the_whole_is_its_parts():
+    for _, case in yarn.PINNED:
+        inputs = case.inputs()
+        whole = reference.yarn(**inputs, config=case.config(), layer_type=case.layer_type)
+        assert torch.equal(whole, case.expected(inputs)["logits"])
 
 
 @pytest.mark.parametrize("key", ["type", "rope_type"])
