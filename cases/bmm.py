@@ -289,6 +289,7 @@ def strategy(
     """
     dtype = draw(st.sampled_from(dtypes))
     on = subset(draw, claims - {"codes"}, FEATURES) | (claims & {"codes"})
+    on -= {"codes"} if dtype == "int8" else frozenset()
     on -= {"alpha", "beta"} if dtype == "int8" else frozenset()
     on -= {"wide"} if dtype in ("int8", "float32") else frozenset()
     on |= {"addend"} if "beta" in on else frozenset()

@@ -1,6 +1,5 @@
 """Owns the meaning of a batched matrix product with scale and addend."""
 
-import torch
 from torch import Tensor
 
 
@@ -53,7 +52,8 @@ def bmm(
     out = alpha * (a.double() @ b.double())
     if c is None or beta == 0:
         return out
-    if torch.broadcast_shapes(c.shape, out.shape) != out.shape:
+    short = zip(reversed(c.shape), reversed(out.shape), strict=False)
+    if c.ndim > 3 or any(size not in (1, full) for size, full in short):
         raise ValueError(
             f"c has shape {tuple(c.shape)}, expected one that broadcasts to {tuple(out.shape)}"
         )

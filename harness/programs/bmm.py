@@ -14,7 +14,6 @@ from harness.arithmetic.midrad import MidRad
 from harness.arithmetic.mode import DET, Mode
 from harness.subject import Program
 
-
 _MANTISSA = 2**52 - 1
 """The stored significand bits of a float64."""
 
