@@ -15,7 +15,9 @@ CellName = tuple[str, str, str]
 MINIMUM = 1
 """Cases that a cell must have judged where nothing else is asked."""
 VACUOUS_CAP = 0.25
-"""Share of the drawn cases that may be unable to tell; more means that the strategy is at fault."""
+"""Share of the asked cases that may be unable to tell; more means that the strategy is at fault."""
+SAMPLE = 20
+"""Of fewer asked cases a share says nothing."""
 FALSE_ALARM = 1e-6
 """How often chance alone may fail one cell for its suspects."""
 
@@ -144,7 +146,7 @@ def _cell(cell: CellName, records: Sequence[Record], least: int, vacuous_cap: fl
             f"{said}: judged {judged} cases, expected at least {least} "
             f"({_others(count) or 'nothing else was asked'})"
         )
-    if asked and count[Status.VACUOUS] / asked > vacuous_cap:
+    if asked >= SAMPLE and count[Status.VACUOUS] / asked > vacuous_cap:
         reasons = Counter(r.why for r in records if r.status is Status.VACUOUS)
         reason, _ = reasons.most_common(1)[0]
         out.append(

@@ -1,5 +1,6 @@
 """What a user may type, checked by name before anything runs."""
 
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -63,6 +64,23 @@ def required(texts: Sequence[str] | None) -> list[str]:
         return [str(gate.requirement(text)) for text in texts or ()]
     except ValueError as error:
         raise UsageError(str(error)) from error
+
+
+def writable(folder: Path) -> None:
+    """Make the folder, if need be, and a file in it, so that a run does not end in an error.
+
+    Raises:
+        UsageError: it can't be written.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise UsageError(
+            f"--runs {folder} can't be written ({error.strerror or error}); expected a folder "
+            "that takes run records: free it, or name another"
+        ) from error
 
 
 def positive(name: str, value: int | None) -> int | None:

@@ -95,6 +95,7 @@ def test_too_many_vacuous_cases() -> None:
     assert "7 of 27 cases could not tell right from wrong, more than 25%" in finding
     assert "window clips no key" in finding
     assert findings(CLEAN + [vacuous] * 6) == []
+    assert findings(CLEAN[:3] + [vacuous] * 3) == []  # too few for a share
 
 
 def test_required_lane_that_is_absent() -> None:

@@ -9,6 +9,7 @@ import importlib.util
 import pkgutil
 from functools import cache
 
+import cases
 from harness.subject import Subject
 
 NAMES = tuple(sorted(m.name for m in pkgutil.iter_modules(__path__) if m.ispkg))
@@ -24,11 +25,18 @@ def ops(engine: str) -> tuple[str, ...]:
 
     Raises:
         ValueError: no such engine.
+        EngineError: a file has the name of no op: nobody would ever ask it anything.
     """
     if engine not in NAMES:
         raise ValueError(f"engine={engine!r} is unknown; expected one of {', '.join(NAMES)}")
     package = importlib.import_module(f"harness.engines.{engine}")
-    return tuple(sorted(m.name for m in pkgutil.iter_modules(package.__path__) if not m.ispkg))
+    found = sorted(m.name for m in pkgutil.iter_modules(package.__path__) if not m.ispkg)
+    if strays := [name for name in found if name not in cases.OPS]:
+        raise EngineError(
+            f"harness/engines/{engine}/{strays[0]}.py is named after no op; expected one of "
+            f"{', '.join(cases.OPS)}: rename it, or move what is no adapter into a folder"
+        )
+    return tuple(found)
 
 
 def absent(engine: str) -> str | None:

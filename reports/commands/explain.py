@@ -24,10 +24,9 @@ def explain(op: Annotated[str, typer.Argument(help="an op, such as sdpa")]) -> N
     module = cases.load(name)
     console = Console(highlight=False, markup=False)
     console.print(f"{name}: {_first_line(module)}\n", style="bold")
-    for function in _meaning(name):
-        console.print(f"references.{name}.{function.__name__}", style="bold")
-        console.print(textwrap.indent(inspect.getdoc(function) or "", "  "), soft_wrap=True)
-        console.print()
+    for place, said in _meaning(name).items():
+        console.print(place, style="bold")
+        console.print(textwrap.indent(said, "  ") + "\n", soft_wrap=True)
     console.print("Features", style="bold")
     console.print(_pairs(module.FEATURES))
     console.print("Outputs", style="bold")
@@ -44,16 +43,16 @@ def _first_line(module: Any) -> str:
     return (module.__doc__ or "").strip().splitlines()[0]
 
 
-def _meaning(op: str) -> list[Any]:
-    """The reference's public functions, the one named like the op first."""
+def _meaning(op: str) -> dict[str, str]:
+    """The docstrings of the reference that state a contract, by where they stand."""
     module = importlib.import_module(f"references.{op}")
-    own = [
-        f
+    parts = {module.__name__: module} | {
+        f"{module.__name__}.{f.__name__}": f
         for f in vars(module).values()
-        if inspect.isfunction(f) and f.__module__ == module.__name__ and f.__name__[0] != "_"
-    ]
-    contracts = [f for f in own if f.__name__ == op or "**Contract**" in (f.__doc__ or "")]
-    return sorted(contracts, key=lambda f: f.__name__ != op)
+        if inspect.isfunction(f) and f.__module__ == module.__name__
+    }
+    docs = {place: inspect.getdoc(part) or "" for place, part in parts.items()}
+    return {place: said for place, said in docs.items() if "**Contract**" in said}
 
 
 def _outputs(module: Any) -> dict[str, str]:

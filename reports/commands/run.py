@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from harness.cells import cells
 from reports import usage
 from reports.usage import ROOT, RUNS, UsageError
 
@@ -28,21 +29,44 @@ def run(
     runs: Annotated[Path, typer.Option(help="folder that takes the run's folder")] = RUNS,
 ) -> None:
     """Judge every cell, print the matrix and the folder of the run; pytest's exit code."""
+    ops, engines, lanes = usage.ops(op), usage.engines(engine), usage.lanes(lane)
+    options = {
+        "--profile": usage.profile(profile),
+        "--cases": usage.positive("cases", cases),
+        "--seed": seed,
+        "--runs": runs.resolve(),
+    }
+    required, processes = usage.required(require_lane), _workers(workers)
+    usage.writable(runs)
     words = _pytest(
-        ops=usage.ops(op),
-        engines=usage.engines(engine),
-        lanes=usage.lanes(lane),
-        options={
-            "--profile": usage.profile(profile),
-            "--cases": usage.positive("cases", cases),
-            "--seed": seed,
-            "--runs": runs.resolve(),
-        },
-        required=usage.required(require_lane),
-        workers=_workers(workers),
+        ops=_asked(ops, engines, lanes),
+        engines=engines,
+        lanes=lanes,
+        options=options,
+        required=required,
+        workers=processes,
     )
     done = subprocess.run([sys.executable, "-m", "pytest", *words], cwd=ROOT, check=False)
     raise typer.Exit(done.returncode)
+
+
+def _asked(
+    ops: tuple[str, ...], engines: tuple[str, ...] | None, lanes: tuple[str, ...] | None
+) -> tuple[str, ...]:
+    """The ops of which there is a cell.
+
+    Raises:
+        UsageError: there is none of any.
+    """
+    found = {cell.op for cell in cells(ops, engines, lanes)}
+    if not found:
+        words = (("op", ops), ("engine", engines), ("lane", lanes))
+        said = ", ".join(f"{name}={'|'.join(values)}" for name, values in words if values)
+        raise UsageError(
+            f"no cell has {said}; expected a combination that some engine offers: "
+            "`parity explain OP` shows the subjects of an op and their lanes"
+        )
+    return tuple(op for op in ops if op in found)
 
 
 def _pytest(
