@@ -25,6 +25,8 @@ def matrix(
         print(table.markdown(records), end="")
         return
     console = Console(highlight=False)
+    if not console.is_terminal:
+        console.width = 110
     console.print(table.terminal(records))
     for note in info["notes"]:
         console.print(f"note: {note}", style="yellow", markup=False)
