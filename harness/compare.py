@@ -61,8 +61,8 @@ def compare(
             elements += got.numel()
             exact += int(hit.sum())
         top = int(distance.argmax())
-        if float(distance.view(-1)[top]) > worst:
-            worst, output = float(distance.view(-1)[top]), name
+        if float(distance.reshape(-1)[top]) > worst:
+            worst, output = float(distance.reshape(-1)[top]), name
             where = tuple(int(i) for i in torch.unravel_index(torch.tensor(top), got.shape))
     if elements == 0:
         return Verdict(

@@ -28,7 +28,8 @@ LEAST_ALPHA, MOST_ALPHA = 0.3, 3.0
 class Fault:
     """A named explanation: `alpha` times the defect's residual, `z` standard errors from none.
 
-    explained: the share of the residual's weighted energy that the direction accounts for.
+    explained: the share of the residual's weighted energy that the whole fault (alpha = 1) takes
+        away, 1 - |r - g|**2 / |r|**2; of collinear faults the one of the right size wins.
     """
 
     defect: Defect
@@ -72,7 +73,7 @@ def _fit(
     envelope: Mapping[str, MidRad],
     judged: Mapping[str, torch.Tensor],
 ) -> tuple[float, float, float] | None:
-    """alpha, z and explained share of one direction over all outputs, or None if not significant."""
+    """alpha, z and explained share of one direction over all outputs; None if not significant."""
     gain, energy, total, spread = [], [], 0.0, []
     for key, truth in right.items():
         got = observed[key].double()
@@ -102,7 +103,7 @@ def _fit(
     z = alpha / max(spread, strength**-0.5)
     if z < STANDARD_ERRORS or not LEAST_ALPHA <= alpha <= MOST_ALPHA:
         return None
-    return alpha, z, alpha * alpha * strength / total
+    return alpha, z, (2 * alpha - 1) * strength / total
 
 
 def _variance(got: torch.Tensor, envelope: MidRad) -> torch.Tensor:

@@ -86,7 +86,7 @@ def search(
             Status.ERROR,
             _case(first),
             excess=float("inf"),
-            why=f"not repeatable: the same case was judged wrong once and right later ({first.why})",
+            why=f"not repeatable: the same case was judged wrong, and later right ({first.why})",
         )
     else:
         return None

@@ -87,29 +87,24 @@ def test_every_defect_is_caught_within_the_premerge_budget(op, subject, program,
     assert not missed, f"{subject.name} in {dtype}: not caught in {BUDGET} cases: {missed}"
 
 
-def test_every_defect_is_caught_on_some_subject():
-    """No defect hides by never showing: each changes the answer of some drawn case."""
-    for op in defects.OPS:
-        for defect in defects.load(op):
-            assert any(
-                _shows(op, defect, subject, program)
-                for where, subject, program in DECLARED
-                if where == op
-            ), f"{op}: the defect {defect.name} shows in no drawn case of any subject"
-
-
-def _shows(op, defect, subject, program):
-    for case in drawn(op, subject.claims, subject.dtypes[0], BUDGET):
+@pytest.mark.parametrize("op", defects.OPS)
+def test_every_defect_shows_in_some_drawn_case(op):
+    """No defect is caught by never being asked: each changes the answer to some drawn case."""
+    module = cases.load(op)
+    hidden = {defect.name: defect for defect in defects.load(op)}
+    features = frozenset(module.FEATURES)
+    for case in (case for dtype in module.DTYPES for case in drawn(op, features, dtype, BUDGET)):
+        if not hidden:
+            break
         inputs = case.inputs()
-        if subject.refuses(case) or case.vacuous(inputs):
-            continue
-        wrong = planted.faulty(program, defect, case, inputs)
-        if wrong is not None and any(
-            not torch.equal(x, planted.rounded(case, program(case, inputs, DET))[name])
-            for name, x in wrong.items()
-        ):
-            return True
-    return False
+        right = case.expected(inputs)
+        for name, defect in list(hidden.items()):
+            wrong = defect.answer(case, inputs)
+            if wrong is not None and any(
+                not torch.equal(x.double(), right[key].double()) for key, x in wrong.items()
+            ):
+                del hidden[name]
+    assert not hidden
 
 
 DISTINCT = {id(program): (op, subject, program) for op, subject, program in DECLARED}
@@ -155,23 +150,31 @@ AT_LENGTH_300 = (
     ],
 )
 def test_small_faults_are_caught_at_length_300(subject, program, dtype):
-    case = replace(LONG, dtype=dtype)
-    if "sinks" in subject.claims:
-        case = replace(case, sinks=-4.0)
-    inputs = case.inputs()
-    if subject.refuses(case):
-        case = replace(case, q_len=1)
+    """By some of a few cases: a sink of logit -4 among 256 keys weighs a ten-thousandth."""
+    alive, shown = set(AT_LENGTH_300), set()
+    for seed_ in range(1, 9):
+        case = replace(LONG, dtype=dtype, seed=seed_)
+        if "sinks" in subject.claims:
+            case = replace(case, sinks=-4.0 if seed_ % 2 else 0.0)
+        if subject.refuses(case):  # a decode kernel
+            case = replace(case, q_len=1, batch=4, heads=16)
+        assert subject.refuses(case) is None
         inputs = case.inputs()
-    assert subject.refuses(case) is None
-    allowed = program(case, inputs, planted.mode(case))
-    right = planted.rounded(case, allowed)
-    for defect in defects.load("sdpa"):
-        if defect.name not in AT_LENGTH_300:
-            continue
-        wrong = planted.faulty(program, defect, case, inputs)
-        if wrong is None or torch.equal(wrong["out"], right["out"]):
-            continue
-        assert not compare(wrong, allowed, {}).allowed, defect.name
+        allowed = program(case, inputs, planted.mode(case))
+        right = planted.rounded(case, allowed)
+        for defect in defects.load("sdpa"):
+            if defect.name not in alive:
+                continue
+            wrong = planted.faulty(program, defect, case, inputs)
+            if wrong is None or torch.equal(wrong["out"], right["out"]):
+                continue
+            shown.add(defect.name)
+            if not compare(wrong, allowed, {}).allowed:
+                alive.remove(defect.name)
+        if not alive:
+            break
+    assert not shown & alive
+    assert {"window-plus-one", "window-minus-one", "last-key-missing"} <= shown
 
 
 @pytest.mark.parametrize("name", [d.name for d in defects.load("sdpa")])

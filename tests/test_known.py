@@ -1,0 +1,76 @@
+"""Accepted divergences on trial: each still diverges, and a wrong entry is refused."""
+
+from pathlib import Path
+
+import pytest
+
+from harness import known
+from harness.campaign import Absent
+from harness.cells import KNOWN, cells
+from harness.lane import Tier
+from harness.record import BAD, Status
+from harness.run import ask, judge
+
+ENTRIES = known.load(KNOWN)
+
+
+@pytest.mark.parametrize("entry", [pytest.param(entry, id=entry.id) for entry in ENTRIES])
+def test_a_known_divergence_still_diverges(entry):
+    """Strict: when the engine has been mended, the entry must go."""
+    mine = [cell for cell in cells([entry.op]) if entry.covers(cell.subject.name, entry.pinned)]
+    assert mine, f"{entry.id}: no subject matches {', '.join(entry.subjects)}"
+    present = [cell for cell in mine if cell.presence.tier is not Tier.ABSENT]
+    if not present:
+        raise Absent(mine[0].presence.reason)
+    for cell in present:
+        assert cell.subject.refuses(entry.pinned) is None, f"{entry.id}: {cell.name} refuses it"
+        record = ask(entry.pinned, cell)
+        assert record.status in BAD, (
+            f"{entry.id}: {cell.name} no longer diverges ({record.status}); take the entry out"
+        )
+
+
+@pytest.mark.parametrize("entry", [pytest.param(entry, id=entry.id) for entry in ENTRIES])
+def test_a_known_divergence_does_not_fail_a_run(entry):
+    for cell in cells([entry.op]):
+        if cell.presence.tier is Tier.ABSENT or not entry.covers(cell.subject.name, entry.pinned):
+            continue
+        record = judge(entry.pinned, cell)
+        assert record.status not in BAD
+        if entry.spares == "case":
+            assert record.status is Status.KNOWN
+            assert record.why.startswith(f"{entry.id}: ")
+
+
+GOOD = """
+[[known]]
+id = "one"
+op = "sdpa"
+subjects = ["torch.sdpa.*"]
+when = { q_len = 1 }
+spares = "case"
+case = '{"batch": 1, "dtype": "float32", "head_dim": 8, "heads": 1, "kv_heads": 1, "kv_len": 2, "q_len": 1, "seed": 0, "values": "normal"}'
+why = "because"
+"""  # noqa: E501 - one JSON line, as in the file
+
+
+@pytest.mark.parametrize(
+    ("edit", "message"),
+    [
+        (lambda text: text.replace("[[known]]", "[[known"), "is not TOML"),
+        (lambda text: text.replace('why = "because"', ""), r"\['why'\] is missing"),
+        (lambda text: text + 'colour = "red"\n', r"unknown fields \['colour'\]"),
+        (lambda text: text.replace('"case"\n', '"nothing"\n'), "spares='nothing', expected one of"),
+        (lambda text: text.replace("q_len = 1", "q_len = 2"), "not covered by its own `when`"),
+        (lambda text: text.replace("q_len = 1", "size = 1"), "'size' is no attribute of SdpaCase"),
+        (lambda text: text.replace('op = "sdpa"', 'op = "sdap"'), "op='sdap' is unknown"),
+        (lambda text: text + text, "ids must be unique"),
+    ],
+)
+def test_a_wrong_entry_is_refused_with_a_sentence(tmp_path: Path, edit, message):
+    path = tmp_path / "known.toml"
+    path.write_text(GOOD)
+    assert known.load(path)[0].id == "one"
+    path.write_text(edit(GOOD))
+    with pytest.raises(ValueError, match=message):
+        known.load(path)
