@@ -105,6 +105,11 @@ class SdpaCase(Case):
         return bool((~self._visible().any(-1) & self._rows()).any())
 
     @property
+    def padded_keys(self) -> bool:
+        """Some keys are padding, hence poisoned."""
+        return self.kv_lens is not None and min(self.kv_lens) < self.kv_len
+
+    @property
     def work(self) -> int:
         return self.batch * self.heads * self.q_len * self.kv_len * self.head_dim
 
@@ -311,6 +316,9 @@ def strategy(
     kv_heads, group, head_dim = draw(_LARGE_SHAPES if large else _SHAPES)
     padded = on & {"kv_lens", "q_lens"}
     batch = draw(st.integers(2, 3) if padded else st.integers(1, 2))
+    whole = draw(st.integers(0, batch - 1)) if padded else 0  # the request without padding
+    if q_len == kv_len == 1 and window is None:
+        on -= {"causal"}  # nothing to hide
     return SdpaCase(
         dtype=draw(st.sampled_from(dtypes)),
         seed=draw(seeds),
@@ -326,8 +334,8 @@ def strategy(
         sinks=draw(st.sampled_from((0.0, -4.0, 4.0))) if "sinks" in on else None,
         softcap=draw(st.sampled_from((2.0, 20.0, 50.0))) if "softcap" in on else None,
         scale=draw(st.sampled_from((1.0, 0.0625, 0.3))) if "scale" in on else None,
-        kv_lens=draw(_ragged(batch, kv_len, window or 1)) if "kv_lens" in on else None,
-        q_lens=draw(_ragged(batch, q_len, 1)) if "q_lens" in on else None,
+        kv_lens=draw(_ragged(batch, whole, kv_len, window or 1)) if "kv_lens" in on else None,
+        q_lens=draw(_ragged(batch, whole, q_len, 1)) if "q_lens" in on else None,
         side="left" if "side" in on and padded else "right",
         layout=draw(st.sampled_from(LAYOUTS[1:])) if "layout" in on else LAYOUTS[0],
         lse="lse" in on,
@@ -367,10 +375,10 @@ def _lengths(
 
 
 @st.composite
-def _ragged(draw: st.DrawFn, batch: int, length: int, edge: int) -> tuple[int, ...]:
-    """Valid lengths, 0 among them; one request is full and at least one is not."""
+def _ragged(draw: st.DrawFn, batch: int, whole: int, length: int, edge: int) -> tuple[int, ...]:
+    """Valid lengths, 0 among them; request `whole` is full and the others are not."""
     lens = [draw(near(edge, low=0, high=length - 1)) for _ in range(batch - 1)]
-    lens.insert(draw(st.integers(0, batch - 1)), length)
+    lens.insert(whole, length)
     return tuple(lens)
 
 
