@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -19,7 +19,7 @@ from cases.case import Inputs
 from cases.yarn import YarnCase
 from harness.arithmetic.dot import Accumulate, dot
 from harness.arithmetic.elementwise import cosine_sine
-from harness.arithmetic.formats import FORMATS, FP32, Format, round_scalar
+from harness.arithmetic.formats import FORMATS, FP32, FP64, round_scalar
 from harness.arithmetic.midrad import EPS64, MidRad, cat, exact, stack
 from harness.arithmetic.mode import DET, Mode
 from references.yarn import Rope, correction_range
@@ -36,16 +36,18 @@ class YarnArithmetic:
 
     `power_error`  of base**(-2i/d), in unit roundoffs of float32.
     `log_error`    the same per unit of |ln frequency|: the exponent is a rounded float32 too.
-    `exact_table`  frequencies are computed in float64 and rounded once.
+    `exact_table`  frequencies are computed in float64.
     `period`       what is stored is the period 1/w, and the kernel takes the reciprocal.
-    `angle`        roundings of position * frequency.
+    `angle`        float32 roundings of position * frequency; 0: frequencies, angles, cos and sin
+                   are float64, and cos and sin are rounded once, after the magnitude.
     `trig_error`   of cos and sin, in unit roundoffs of float32.
     `magnitude`    table: cos and sin are multiplied by the attention factor, in float32;
                    input: q and k are, before the rotation, constant and product in the dtype.
     `table`        format cos and sin are stored in.
     `products`     dtype: every product and sum of the rotation is stored in the dtype; compute:
                    float32, with one rounding at the end.
-    `growth`       format of the query temperature that q is multiplied by.
+    `growth`       dtype: the query temperature, and its product with the stored q, are stored in
+                   the dtype; compute: it is one more float32 product before q is stored.
     """
 
     power_error: float = 4.0
@@ -66,11 +68,18 @@ TRANSFORMERS = YarnArithmetic()
 TRANSFORMERS_COMPLEX = YarnArithmetic(table="compute", products="compute")
 """transformers' complex multiplication (DeepSeek V2, Llama 4): float32 throughout."""
 
-MLX = YarnArithmetic(log_error=2.0, period=True, angle=2, magnitude="input")
-"""mx.fast.rope's fallback graph, and mlx_lm's RoPE classes on it: MLX's CPU backend."""
+MLX = YarnArithmetic(log_error=4.0, period=True, angle=2, magnitude="input")
+"""mx.fast.rope's fallback graph, and mlx_lm's RoPE classes on it: MLX's CPU backend. Frequencies are
+exp(-i ln(base) / h), so the exponent's roundings (ln, quotient, product) count; the graph
+multiplies positions by `scale` first."""
 
-NATIVE = YarnArithmetic(exact_table=True, table="compute", products="compute", growth="compute")
-"""The native torch rotary: a float64 table rounded once, a float32 rotation."""
+MLX_TABLE = replace(MLX, power_error=3.0, log_error=0.0)
+"""mx.fast.rope with `freqs`, periods rounded to float32, of which it takes the reciprocal."""
+
+NATIVE = YarnArithmetic(
+    exact_table=True, angle=0, table="compute", products="compute", growth="compute"
+)
+"""The native torch rotary: float64 angles, a float32 rotation."""
 
 
 def program(spec: YarnArithmetic) -> Program:
@@ -79,7 +88,6 @@ def program(spec: YarnArithmetic) -> Program:
     def run(case: YarnCase, inputs: Inputs, mode: Mode) -> dict[str, MidRad]:
         del mode
         own = FORMATS[case.dtype]
-        places: dict[Place, Format] = {"dtype": own, "compute": FP32}
         table = frequencies(spec, case, inputs)
         low = own is not FP32
 
@@ -89,31 +97,31 @@ def program(spec: YarnArithmetic) -> Program:
         def turned(name: str) -> MidRad:
             x, rope = exact(inputs[name]), case.rope
             start, stop = rope.start, rope.start + rope.rotary_dim
-            part, magnitude = x[..., start:stop], rope.attention_factor
-            if spec.magnitude == "input" and magnitude != 1:
-                part = store(part.scale(round_scalar(magnitude, own)), "dtype")
-            cos, sin = cosine_sine(_angles(spec, case, inputs, name, table), spec.trig_error, FP32)
-            if spec.magnitude == "table":
-                constant = round_scalar(magnitude, FP32)
-                cos, sin = (c.scale(constant).free(FP32) for c in (cos, sin))
-            cos, sin = (c.round(places[spec.table])[:, None] for c in (cos, sin))
-            a, b = _halves(part, rope)
-            turned = (
-                store(store(a * cos, spec.products) - store(b * sin, spec.products), spec.products),
-                store(store(b * cos, spec.products) + store(a * sin, spec.products), spec.products),
+            part = x[..., start:stop]
+            if spec.magnitude == "input" and rope.attention_factor != 1:
+                part = store(part.scale(round_scalar(rope.attention_factor, own)), "dtype")
+            cos, sin = (
+                store(c, spec.table) if low else c for c in _table(spec, case, inputs, name, table)
             )
-            part = _joined(*turned, rope)
-            if low:
-                part = part.round(own)
-            return cat((x[..., :start], part, x[..., stop:]))
+            a, b = _halves(part, rope)
+            first = store(
+                store(a * cos, spec.products) - store(b * sin, spec.products), spec.products
+            )
+            second = store(
+                store(b * cos, spec.products) + store(a * sin, spec.products), spec.products
+            )
+            return cat((x[..., :start], _joined(first, second, rope), x[..., stop:]))
 
         q, k = turned("q"), turned("k")
         if case.temperature is not None:
             growth = _growth(case, inputs, 6.0)
-            q = store(q * growth.round(places[spec.growth]), "dtype")
-            if low:
-                q = q.round(own)
-        return _outputs(case, inputs, q, k, table)
+            if low and spec.growth == "dtype":
+                q = (q.round(own) * growth.round(own)).round(own)
+            else:
+                q = (q * growth.round(FP32)).free(FP32)
+        if low:
+            q, k = q.round(own), k.round(own)
+        return _outputs(case, q, k, table.round(FP32))
 
     return run
 
@@ -148,14 +156,15 @@ def envelope(case: YarnCase, inputs: Inputs, mode: Mode) -> dict[str, MidRad]:
     q, k = turned("q"), turned("k")
     if case.temperature is not None:
         q = (q * _growth(case, inputs, 12.0).free(own)).free(own)
-    return _outputs(case, inputs, q, k, table)
+    return _outputs(case, q, k, table)
 
 
 def frequencies(spec: YarnArithmetic, case: YarnCase, inputs: Inputs) -> MidRad:
     """Inverse frequencies [batch, rotary_dim / 2] as the subject has them, in float32."""
     table = case.table(inputs)
     if spec.exact_table:
-        return MidRad(table, table.abs() * (16 * EPS64)).round(FP32)
+        exactly = MidRad(table, table.abs() * (64 * EPS64))
+        return exactly if spec.angle == 0 else exactly.round(FP32)
     rows = [relative_error(spec, case.rope, length) for length in case.lengths]
     rad = table.abs() * torch.stack(rows) * FP32.u
     return MidRad(table, torch.where(table == 0, 0.0, rad + FP32.tiny)).round(FP32)
@@ -221,6 +230,21 @@ def _within(raw: Tensor, delta: Tensor) -> Tensor:
     return ((raw > -slack) & (raw < 1 + slack)).double()
 
 
+def _table(
+    spec: YarnArithmetic, case: YarnCase, inputs: Inputs, name: str, table: MidRad
+) -> tuple[MidRad, MidRad]:
+    """cos and sin in float32 [batch, 1, len, rotary_dim / 2], times a magnitude that is there."""
+    angles = _angles(spec, case, inputs, name, table)
+    cos, sin = cosine_sine(angles, *((4.0, FP64) if spec.angle == 0 else (spec.trig_error, FP32)))
+    if spec.angle == 0:
+        magnitude = case.rope.attention_factor
+        cos, sin = (c.scale(magnitude).free(FP64).round(FP32) for c in (cos, sin))
+    elif spec.magnitude == "table":
+        magnitude = round_scalar(case.rope.attention_factor, FP32)
+        cos, sin = (c.scale(magnitude).free(FP32) for c in (cos, sin))
+    return cos[:, None], sin[:, None]
+
+
 def _angles(
     spec: YarnArithmetic, case: YarnCase, inputs: Inputs, name: str, table: MidRad
 ) -> MidRad:
@@ -229,6 +253,8 @@ def _angles(
         return exact(inputs[f"{name}_angles"])
     positions = exact(inputs[f"{name}_positions"].double()[..., None])
     product = positions * table[:, None]
+    if spec.angle == 0:
+        return product.free(FP64)
     if spec.angle == 1 and not (spec.period or case.rope.kind == "linear"):
         return product.round(FP32)
     return product.free(FP32, spec.angle)
@@ -253,11 +279,8 @@ def _growth(case: YarnCase, inputs: Inputs, error: float) -> MidRad:
     return MidRad(growth, growth * error * FP32.u)
 
 
-def _outputs(
-    case: YarnCase, inputs: Inputs, q: MidRad, k: MidRad, table: MidRad
-) -> dict[str, MidRad]:
+def _outputs(case: YarnCase, q: MidRad, k: MidRad, table: MidRad) -> dict[str, MidRad]:
     """The outputs that the case asks for; the logits are a float32 product of what is stored."""
-    del inputs
     rope = case.rope
     group = case.heads // case.kv_heads
     wide = MidRad(k.mid.repeat_interleave(group, 1), k.rad.repeat_interleave(group, 1))
