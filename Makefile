@@ -1,7 +1,7 @@
 # Sets up .venv where needed and runs the harness: `make parity`, `make test`, `make lint`.
 
 PYTHON ?= python3
-# Extra package index for torch, e.g. https://download.pytorch.org/whl/cpu for its CPU build.
+# Extra package index for torch, for instance one with CPU builds.
 TORCH_INDEX ?=
 WORKERS ?= auto
 
