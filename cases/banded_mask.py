@@ -308,9 +308,10 @@ def strategy(
 def _schedule(draw: st.DrawFn, reach: int, size: int | None) -> tuple[int, ...]:
     """Prefill chunks, decode steps and trims, around the length of the window."""
     steps: list[int] = []
+    trims = draw(st.booleans())
     for _ in range(draw(st.integers(2, 6))):
         live = sum(steps)
-        may_trim = live > 0 and (size is None or live < size)
+        may_trim = trims and live > 0 and (size is None or live < size)
         match draw(st.sampled_from(("chunk", "decode", *(("trim",) if may_trim else ())))):
             case "chunk":
                 steps.append(draw(near(reach, reach - live, low=1, high=2 * reach + 8)))
