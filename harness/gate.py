@@ -141,7 +141,8 @@ def _cell(cell: CellName, records: Sequence[Record], least: int, vacuous_cap: fl
         reasons = Counter(r.why for r in records if r.status is Status.REFUSED)
         reason, _ = reasons.most_common(1)[0]
         out.append(f"{said}: refused all {count[Status.REFUSED]} cases, mostly: {reason}")
-    elif judged < least:
+    elif judged == 0 or judged + count[Status.KNOWN] < least:
+        # Known cases are pinned by a test of their own; alone they are no evidence.
         out.append(
             f"{said}: judged {judged} cases, expected at least {least} "
             f"({_others(count) or 'nothing else was asked'})"

@@ -89,6 +89,14 @@ def test_only_vacuous_or_known_cases_judge_nothing() -> None:
         assert any("judged 0 cases" in finding for finding in found)
 
 
+def test_known_cases_count_beside_judged_ones() -> None:
+    """An engine may be wrong in one dtype of several, as long as the others are judged."""
+    known = [replace(AGREES, status=Status.KNOWN)]
+    assert findings(CLEAN[:5] + known * 5, minimum=10) == []
+    (finding,) = findings(CLEAN[:5] + known * 4, minimum=10)
+    assert "judged 5 cases, expected at least 10 (4 known)" in finding
+
+
 def test_too_many_vacuous_cases() -> None:
     vacuous = replace(AGREES, status=Status.VACUOUS, why="window clips no key")
     (finding,) = findings(CLEAN + [vacuous] * 7)

@@ -6,6 +6,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 
@@ -18,6 +19,8 @@ DTYPES = ("float32", "bfloat16", "float16")
 LAYOUTS = frozenset({"a_layout", "b_layout"})
 ADDEND = frozenset({"addend", "alpha", "beta"})
 LANES = ("cpu", "mps", "cuda")
+_AS_IT_IS: Any = None  # set_flags leaves alone what is None, but is annotated otherwise
+_int_mm: Any = torch._int_mm  # pyright: ignore[reportPrivateImportUsage]
 Run = Callable[[BmmCase, Tensors], Tensors]
 
 
@@ -38,10 +41,10 @@ def _baddbmm(case: BmmCase, tensors: Tensors) -> Tensors:
     return {"out": torch.baddbmm(c, a, b, alpha=case.alpha, beta=beta)}
 
 
-def _int_mm(case: BmmCase, tensors: Tensors) -> Tensors:
+def _int_mm_of_each(case: BmmCase, tensors: Tensors) -> Tensors:
     """It multiplies matrices, not batches of them."""
     pairs = zip(tensors["a"], tensors["b"], strict=True)
-    return {"out": torch.stack([torch._int_mm(a, b) for a, b in pairs])}
+    return {"out": torch.stack([_int_mm(a, b) for a, b in pairs])}
 
 
 def _int_mm_padded(case: BmmCase, tensors: Tensors) -> Tensors:
@@ -51,7 +54,7 @@ def _int_mm_padded(case: BmmCase, tensors: Tensors) -> Tensors:
         "a": torch.nn.functional.pad(tensors["a"], (0, depth, 0, rows)),
         "b": torch.nn.functional.pad(tensors["b"], (0, columns, 0, depth)),
     }
-    return {"out": _int_mm(case, padded)["out"][:, : case.m, : case.n]}
+    return {"out": _int_mm_of_each(case, padded)["out"][:, : case.m, : case.n]}
 
 
 def _no_onednn_shape(case: BmmCase) -> str | None:
@@ -62,11 +65,11 @@ def _no_onednn_shape(case: BmmCase) -> str | None:
 def _without_onednn(run: Run) -> Run:
     @functools.wraps(run)
     def plain(case: BmmCase, tensors: Tensors) -> Tensors:
-        before = torch.backends.mkldnn.set_flags(_enabled=False, _fp32_precision=None)
+        before = torch.backends.mkldnn.set_flags(_enabled=False, _fp32_precision=_AS_IT_IS)
         try:
             return run(case, tensors)
         finally:
-            torch.backends.mkldnn.set_flags(_enabled=before[0], _fp32_precision=None)
+            torch.backends.mkldnn.set_flags(_enabled=before[0], _fp32_precision=_AS_IT_IS)
 
     return plain
 
@@ -88,7 +91,7 @@ def _prove_amx(dtype: str) -> None:
     """
     square = torch.ones(64, 64, dtype=getattr(torch, dtype))
     with _onednn_says() as said:
-        torch._int_mm(square, square) if dtype == "int8" else torch.bmm(square[None], square[None])
+        _int_mm(square, square) if dtype == "int8" else torch.bmm(square[None], square[None])
     if "amx" not in "".join(said):
         raise RuntimeError(
             f"oneDNN does not use AMX for {dtype}: {''.join(said) or 'it did not run'}; unset "
@@ -149,7 +152,7 @@ SUBJECTS = (
     ),
     *_pair(
         "int_mm",
-        _int_mm,
+        _int_mm_of_each,
         claims=LAYOUTS,
         dtypes=("int8",),
         lanes=("cpu",),
@@ -183,7 +186,7 @@ SUBJECTS = (
     ),
     Subject(
         name="torch.bmm.int_mm_onednn",
-        run=_on_amx(_int_mm),
+        run=_on_amx(_int_mm_of_each),
         claims=LAYOUTS,
         dtypes=("int8",),
         lanes=("amx",),
