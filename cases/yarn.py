@@ -184,9 +184,9 @@ class YarnCase(Case):
         return rope.depends_on_length and not torch.equal(rows, rows[:1].expand_as(rows))
 
     @property
-    def beyond_original(self) -> bool:
-        """Some request is longer than its original context."""
-        return max(self.lengths) > self.rope.original_max
+    def short_longrope(self) -> bool:
+        """longrope with a request that its original context holds."""
+        return self.longrope and min(self.lengths) <= self.rope.original_max
 
     @property
     def aligned(self) -> bool:
@@ -226,9 +226,10 @@ class YarnCase(Case):
         }
         if self.nope:
             top |= {"qk_nope_head_dim": self.nope, "qk_rope_head_dim": self.head_dim - self.nope}
-            top["rope_interleave"] = self.interleaved
         else:
             top["head_dim"] = self.head_dim
+        if self.nope or self.interleaved:
+            top["rope_interleave"] = self.interleaved
         if self.original_at_top and self.original_max is not None:
             top["original_max_position_embeddings"] = self.original_max
         if self.old_names:
@@ -578,10 +579,7 @@ def _parameters(
             fields["beta_slow"] = draw(st.sampled_from((1.0, 2.0, 0.5)))
         if "truncate" in on:
             fields["truncate"] = draw(st.booleans())
-        if "mscale" in on:
-            fields["mscale"] = draw(st.sampled_from((1.0, 0.707, 1.2)))
-        if "mscale_all_dim" in on:
-            fields["mscale_all_dim"] = draw(st.sampled_from((1.0, 0.707, 0.8)))
+        fields |= draw(_mscales(on))
         if "attention_factor" in on:
             implied = reference.mscale(fields["factor"])
             fields["attention_factor"] = draw(st.sampled_from((1.0, 1.1, implied, 1.4852)))
@@ -601,6 +599,16 @@ def _parameters(
         if "attention_factor" in on:
             fields["attention_factor"] = draw(st.sampled_from((1.0, 1.1, 1.19)))
     return fields
+
+
+@st.composite
+def _mscales(draw: st.DrawFn, on: frozenset[str]) -> dict[str, float]:
+    """mscale and mscale_all_dim: mostly both or none, as in published configs."""
+    asked = on & {"mscale", "mscale_all_dim"}
+    if len(asked) < 2 and draw(st.sampled_from((True, True, False))):
+        return {}
+    weights = {"mscale": (1.0, 0.707, 1.2), "mscale_all_dim": (1.0, 0.707, 0.8)}
+    return {name: draw(st.sampled_from(weights[name])) for name in sorted(asked)}
 
 
 @st.composite
@@ -635,7 +643,6 @@ _ASK: dict[str, Any] = {
     "kv_len": 3,
     "offsets": (5000,),
     "key_offsets": (4000,),
-    "frequencies": True,
     "composed": True,
 }
 _LAGUNA: dict[str, Any] = {
@@ -674,7 +681,7 @@ _PHI: dict[str, Any] = {
     "long_factor": divisors(1.03, 64.8, 48),
 }  # fmt: skip
 
-PINNED: tuple[tuple[str, YarnCase], ...] = (
+_PUBLISHED: tuple[tuple[str, YarnCase], ...] = (
     ("laguna-s-factor-128", YarnCase(**_LAGUNA, factor=128.0, original_max=8192,
         max_positions=1048576, attention_factor=1.4852030263919618)),
     ("laguna-xs-factor-32", YarnCase(**_LAGUNA, factor=32.0, original_max=4096,
@@ -711,4 +718,17 @@ PINNED: tuple[tuple[str, YarnCase], ...] = (
     ("position-a-million", YarnCase(**{**_LLAMA, "llama3": False, "original_max": None,
         "low_freq_factor": None, "offsets": (999_998,), "key_offsets": (0,)})),
 )  # fmt: skip
-"""Rope configs of published models, by the name of the model; shapes cut to few heads."""
+_TABLES = (
+    "laguna-s-factor-128",
+    "deepseek-v3",
+    "gpt-oss-20b",
+    "llama-3.1-8b",
+    "phi-4-mini-partial",
+)
+PINNED = _PUBLISHED + tuple(
+    (f"{name}-frequencies", replace(case, frequencies=True))
+    for name, case in _PUBLISHED
+    if name in _TABLES
+)
+"""Rope configs of published models, by the name of the model; shapes cut to few heads. Some are
+asked for their frequencies too, which not every engine shows."""

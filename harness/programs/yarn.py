@@ -69,8 +69,8 @@ TRANSFORMERS_COMPLEX = YarnArithmetic(table="compute", products="compute")
 """transformers' complex multiplication (DeepSeek V2, Llama 4): float32 throughout."""
 
 MLX = YarnArithmetic(log_error=4.0, period=True, angle=2, magnitude="input")
-"""mx.fast.rope's fallback graph, and mlx_lm's RoPE classes on it: MLX's CPU backend. Frequencies are
-exp(-i ln(base) / h), so the exponent's roundings (ln, quotient, product) count; the graph
+"""mx.fast.rope's fallback graph, and mlx_lm's RoPE classes on it: MLX's CPU backend. Frequencies
+are exp(-i ln(base) / h), so the exponent's roundings (ln, quotient, product) count; the graph
 multiplies positions by `scale` first."""
 
 MLX_TABLE = replace(MLX, power_error=3.0, log_error=0.0)

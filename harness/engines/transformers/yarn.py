@@ -250,14 +250,15 @@ def _gpt_oss(case: YarnCase) -> str | None:
     return None
 
 
-def _phi3(case: YarnCase) -> str | None:
-    if case.rope_type not in ("default", "longrope"):
-        return f"Phi3Config refuses rope type {case.rope_type}"
-    return None
+def _one_length(case: YarnCase) -> str | None:
+    """Shown where no model of its own stands in the way: see known.toml."""
+    return "the longest request decides for the batch, as in llama" if case.mixed_lengths else None
 
 
 def _laguna(case: YarnCase) -> str | None:
-    return "LagunaConfig reads no `type`" if case.type_key == "type" else None
+    if case.type_key == "type":
+        return "LagunaConfig reads no `type`"
+    return _one_length(case)
 
 
 def _subject(
@@ -287,15 +288,16 @@ SUBJECTS = (
             (_PLAIN | {"partial"}) - (set(TYPES) - {"longrope"}),
             always=("original_at_top", "longrope"),
         ),
-        _phi3,
+        _one_length,
     ),
     _subject("ministral3", Claims((_PLAIN | {"temperature"}) - {"original_at_top"})),
     _subject("laguna", Claims(_PLAIN | {"partial"}, always=("nested",)), _laguna),
-    _subject("llama4", Claims(_PLAIN, always=("interleaved",)), spec=TRANSFORMERS_COMPLEX),
+    _subject("llama4", Claims(_PLAIN, always=("interleaved",)), _one_length, TRANSFORMERS_COMPLEX),
     _subject(
         "deepseek_v2",
         Claims(_LATENT, always=("nope", "interleaved")),
-        spec=TRANSFORMERS_COMPLEX,
+        _one_length,
+        TRANSFORMERS_COMPLEX,
     ),
-    _subject("deepseek_v3", Claims(_LATENT | {"interleaved"}, always=("nope",))),
+    _subject("deepseek_v3", Claims(_LATENT | {"interleaved"}, always=("nope",)), _one_length),
 )
