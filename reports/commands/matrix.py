@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Annotated
 
+import pytest
 import typer
 from rich.console import Console
 
@@ -32,6 +33,8 @@ def matrix(
         console.print(f"note: {note}", style="yellow", markup=False)
     if not info["complete"]:
         console.print("This run was not finished.", style="yellow")
+    if info.get("exit") == pytest.ExitCode.INTERRUPTED:
+        console.print("This run was interrupted: not every cell got its cases.", style="yellow")
     console.print(str(folder), markup=False, soft_wrap=True)
 
 

@@ -1,5 +1,6 @@
 """`parity run`: put the cells to the question; pytest does it, this names the tests and options."""
 
+import contextlib
 import subprocess
 import sys
 from pathlib import Path
@@ -46,8 +47,18 @@ def run(
         required=required,
         workers=processes,
     )
-    done = subprocess.run([sys.executable, "-m", "pytest", *words], cwd=ROOT, check=False)
-    raise typer.Exit(done.returncode)
+    raise typer.Exit(_code([sys.executable, "-m", "pytest", *words]))
+
+
+def _code(command: list[str]) -> int:
+    """Run the command to its end and return its exit code.
+
+    Ctrl-C reaches the child as well; it is given the time to close the run.
+    """
+    child = subprocess.Popen(command, cwd=ROOT)
+    while True:
+        with contextlib.suppress(KeyboardInterrupt):
+            return child.wait()
 
 
 def _asked(
