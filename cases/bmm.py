@@ -297,7 +297,7 @@ def strategy(
         name: draw(st.sampled_from(LAYOUTS[1:])) for name in ("a_layout", "b_layout") if name in on
     }
     batch = draw(st.integers(2 if "broadcast" in layouts.values() else 1, 3))
-    m, n, k = draw(_sizes(batch, (1 << 26) if large else (1 << 19), 4096 if large else 1100))
+    m, n, k = draw(_sizes(batch, (1 << 24) if large else (1 << 19), 4096 if large else 1100))
     fills = INT8_FILLS if dtype == "int8" else REAL_FILLS
     return BmmCase(
         dtype=dtype,

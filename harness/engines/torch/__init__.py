@@ -1,3 +1,3 @@
-"""PyTorch's own attention kernels."""
+"""PyTorch's own attention kernels and matrix products."""
 
 REQUIRES = ("torch",)

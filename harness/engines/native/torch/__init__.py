@@ -1,1 +1,1 @@
-"""Attention kernels for PyTorch, usable by themselves: they import torch and `arguments` only."""
+"""Attention kernels and packed products for PyTorch, usable by themselves: they import torch and `arguments` only."""
