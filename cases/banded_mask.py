@@ -112,6 +112,19 @@ class BandedMaskCase(Case):
         return any(step < 0 for step in self.steps)
 
     @property
+    def padded(self) -> bool:
+        return self.batch is not None
+
+    @property
+    def wrapped(self) -> bool:
+        """The newest cached token was written alone to a rotating cache that was full."""
+        return (
+            self.steps[-1:] == (1,)
+            and self.reach is not None
+            and self.offset > (self.size or self.reach)
+        )
+
+    @property
     def held(self) -> bool:
         """Whether the question is about a cache, not about a mask alone."""
         return bool(self.steps) or self.size is not None
@@ -245,7 +258,9 @@ def living(case: BandedMaskCase, right: int) -> list[int]:
             del row[step:]
         row.extend(range(written, written + max(step, 0)))
         written += max(step, 0)
-        if case.steps and right and written == case.prompt:  # padding moves to the left end
+        if (
+            step > 0 and case.steps and right and written == case.prompt
+        ):  # padding moves to the left end
             row = row[-right:] + row[:-right]
     return row
 

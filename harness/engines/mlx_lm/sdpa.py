@@ -20,7 +20,12 @@ CLAIMS = frozenset({"causal", "window", "scale", "layout", "schedule", "sinks"})
 
 def _cached(make: Callable[[SdpaCase], Any]) -> Callable[[SdpaCase, Tensors], Tensors]:
     def run(case: SdpaCase, t: Tensors) -> Tensors:
-        store, q, k, v = make(case), t["q"], t["k"], t["v"]
+        store, q, k, v = (
+            make(case),
+            t["q"],
+            _on_the_right(case, t["k"]),
+            _on_the_right(case, t["v"]),
+        )
         if first := case.kv_len - case.q_len:  # keys of queries that are not asked for
             store.update_and_fetch(k[:, :, :first], v[:, :, :first])
         outs = []
@@ -45,6 +50,14 @@ def _cached(make: Callable[[SdpaCase], Any]) -> Callable[[SdpaCase, Tensors], Te
     return run
 
 
+def _on_the_right(case: SdpaCase, x: mx.array) -> mx.array:
+    """A batch's valid keys at the right end, as `BatchKVCache` expects them."""
+    if case.kv_lens is None or case.side == "left":
+        return x
+    shifts = [case.kv_len - length for length in case.kv_lens]
+    return mx.stack([mx.roll(row, shift, axis=1) for row, shift in zip(x, shifts, strict=True)])
+
+
 def _in_cache(case: SdpaCase) -> str | None:
     """Models write the keys of their own queries, causally."""
     if not case.causal and case.q_len > 1:
@@ -52,12 +65,6 @@ def _in_cache(case: SdpaCase) -> str | None:
     if case.q_len > case.kv_len:
         return "a cache holds at least the keys of its own queries"
     return None
-
-
-def _left_padded(case: SdpaCase) -> str | None:
-    if case.kv_lens is not None and case.side == "right":
-        return "BatchKVCache is padded on the left"
-    return _in_cache(case)
 
 
 def _batch(case: SdpaCase) -> cache.BatchKVCache:
@@ -69,7 +76,6 @@ def _subject(
     name: str,
     make: Callable[[SdpaCase], Any],
     claims: frozenset[str] = CLAIMS,
-    refusal: Callable[[SdpaCase], str | None] = _in_cache,
 ) -> Subject:
     return Subject(
         name=f"mlx_lm.sdpa.{name}",
@@ -79,7 +85,7 @@ def _subject(
         dtypes=DTYPES,
         lanes=("mps",),
         programs={"cpu": programs.program(programs.MLX)},
-        refusal=refusal,
+        refusal=_in_cache,
         kernels=("mlx:{device}",),
     )
 
@@ -88,5 +94,5 @@ SUBJECTS = (
     _subject("kv_cache", lambda case: cache.KVCache()),
     _subject("concatenate", lambda case: cache.ConcatenateKVCache()),
     _subject("rotating", lambda case: cache.RotatingKVCache(case.window or case.kv_len)),
-    _subject("batch", _batch, CLAIMS | {"kv_lens", "side"}, _left_padded),
+    _subject("batch", _batch, CLAIMS | {"kv_lens", "side"}),
 )

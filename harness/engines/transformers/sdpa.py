@@ -107,6 +107,8 @@ def _flex_eager(*args: Any, **more: Any) -> tuple[torch.Tensor, Any]:
     """Without the compilation, which takes seconds for each shape and does not know all of them."""
     with torch.compiler.set_stance("force_eager"), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="flex_attention called without torch.compile")
+        # torch's own compiler, which torch.compile imports even where it then runs eagerly
+        warnings.filterwarnings("ignore", category=DeprecationWarning, module="torch")
         return flex_attention.flex_attention_forward(*args, **more)
 
 
