@@ -1,1 +1,1 @@
-"""Attention kernels and packed products for PyTorch, usable by themselves: they import torch and `arguments` only."""
+"""Kernels for PyTorch, usable by themselves: they import torch and `arguments` only."""
