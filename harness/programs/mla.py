@@ -20,6 +20,9 @@ from harness.arithmetic.softmax import SoftmaxPV, log_sum_exp, softmax_pv
 from harness.programs.sdpa import Place, SdpaArithmetic
 from references.mla import causal, gather_rows
 
+EXACT = False
+"""Whether the op has no rounding at all, so that its envelope is a single answer."""
+
 Path = Literal["absorbed", "materialised", "by_length"]
 
 
@@ -65,8 +68,8 @@ class MlaArithmetic:
                 key, value = c, c
             else:
                 query, pe = keys.ask(q["q_nope"]), keys.ask(q["q_pe"])
-                key = _stored(dot(c, w_uk.mT, project, mode), own, compute)
-                value = _stored(dot(c, w_uv, project, mode), own, compute)
+                key = _stored(_unfolded(c, w_uk.mT, project, mode), own, compute)
+                value = _stored(_unfolded(c, w_uv, project, mode), own, compute)
                 k_pe = k_pe.expand(k_pe.shape[0], case.heads, *k_pe.shape[2:])
             scores = self._scores(case, query, key, pe, k_pe, mode)
             scores = scores.where(keys.visible(scores.shape), -torch.inf)
@@ -158,7 +161,7 @@ def envelope(
     rounded = math.expm1(3 * math.log1p(own.u)) * products
     if not anchored:
         raw, raw_pe = keys.ask(q_nope), keys.ask(q_pe)
-        key = dot(c, w_uk.mT, accumulate, DET).free(own)
+        key = _unfolded(c, w_uk.mT, accumulate, DET).free(own)
         there = _magnitude(raw, key) + _magnitude(raw_pe, k_pe)
         spread = raw.mid.abs() @ key.rad.mT + dot(raw, MidRad(key.mid.mT), accumulate, DET).rad
         spread = spread + math.expm1(3 * math.log1p(own.u)) * there
@@ -211,7 +214,7 @@ def _projected(
     On top come, on the latent side, the sums over keys (any weighting of them is at most max |c|),
     the rounding of the latent output, and the last product.
     """
-    value = dot(c, w_uv, accumulate, DET).free(own)
+    value = _unfolded(c, w_uv, accumulate, DET).free(own)
     out = softmax_pv(scores, value, spec, DET, independent=False)
     keys = c.shape[-2]
     sums = accumulate.growth(keys, 2 * -(-keys // 16)) * c.mid.abs().amax(-2, keepdim=True)
@@ -220,6 +223,15 @@ def _projected(
     last = accumulate.growth(w_uv.shape[-2])
     slack = (latent * (1 + last) + last * reach) @ weights + accumulate.underflow(w_uv.shape[-2])
     return MidRad(out.mid, out.rad + slack)
+
+
+def _unfolded(c: MidRad, weights: MidRad, accumulate: Accumulate, mode: Mode) -> MidRad:
+    """c [B, 1, K, L] times weights [1, H, L, C], [B, H, K, C]: one product for all heads."""
+    batch, _, keys, latent = c.shape
+    heads, columns = weights.shape[1], weights.shape[3]
+    flat = weights[0]._map(lambda x: x.transpose(0, 1).reshape(latent, heads * columns))
+    x = dot(c.reshape(batch * keys, latent), flat, accumulate, mode)
+    return x.reshape(batch, keys, heads, columns)._map(lambda x: x.transpose(1, 2))
 
 
 @dataclass(frozen=True, kw_only=True)
