@@ -27,7 +27,7 @@ class Profile:
 PROFILES = {
     p.name: p
     for p in (
-        Profile(name="premerge", examples=60, slow_examples=0, large=False, seed=0, least=40),
+        Profile(name="premerge", examples=60, slow_examples=0, large=False, seed=0, least=30),
         Profile(
             name="nightly", examples=1500, slow_examples=12, large=True, seed=None, least=1000,
             target=True,

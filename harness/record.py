@@ -33,7 +33,7 @@ BAD = frozenset({Status.DRIFT, Status.DISAGREE, Status.ERROR})
 class Record:
     """One case put to one cell.
 
-    program: "declared" or "envelope": what the answer was held to.
+    program: "declared", "exact" or "envelope": what the answer was held to.
     excess: largest distance over allowed radius; above 1 it lies outside the declared arithmetic.
     exact, elements: how many compared elements equal the program's own rounding, of how many.
     why: one sentence for everything that is not plain agreement.

@@ -48,6 +48,13 @@ class Cell:
         """Whether the arithmetic on this device is declared rather than bounded by the envelope."""
         return (self.presence.device or "") in self.subject.programs
 
+    @property
+    def held_to(self) -> str:
+        """In a word: exact (the op has no rounding), declared, or envelope."""
+        if programs.load(self.op).EXACT:
+            return "exact"
+        return "declared" if self.replicated else "envelope"
+
     def record(self, status: Status, case: Case | None = None, **more: object) -> Record:
         return Record(
             op=self.op,
@@ -55,7 +62,7 @@ class Cell:
             lane=self.lane,
             tier=self.presence.tier.value,
             status=status,
-            program="declared" if self.replicated else "envelope",
+            program=self.held_to,
             case=case.to_json() if case else "",
             case_id=case.id if case else "",
             **more,  # pyright: ignore[reportArgumentType]

@@ -61,7 +61,7 @@ def terminal(records: Sequence[Record]) -> RenderableType:
 def text(
     records: Sequence[Record],
     *,
-    width: int = 110,
+    width: int = 118,
     colour: bool = False,
 ) -> str:
     """`terminal` as a string. width: in columns."""
@@ -110,7 +110,7 @@ def _table(rows: Sequence[Row], shown: Sequence[Status]) -> Table:
         table.add_row(Text(op, style="bold"))
         for row in group:
             cells = [
-                Text("  " + row.subject, style="bold red" if row.bad else ""),
+                Text("  " + row.subject.replace(f".{op}.", ".", 1), style="bold red" if row.bad else ""),
                 Text(row.lane),
                 Text(row.tier, style="yellow" if row.tier == "emulated" else ""),
                 Text(row.program or "-"),

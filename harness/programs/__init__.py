@@ -1,6 +1,7 @@
 """The declared arithmetic of subjects, one file per op; imports `harness.arithmetic` and `cases`.
 
-`envelope` of every file is the widest program that the dtypes alone allow.
+`envelope` of every file is the widest program that the dtypes alone allow; EXACT says whether the
+op has no rounding at all.
 """
 
 import importlib

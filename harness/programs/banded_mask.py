@@ -5,6 +5,9 @@ from cases.case import Inputs
 from harness.arithmetic.midrad import MidRad
 from harness.arithmetic.mode import Mode
 
+EXACT = True
+"""Whether the op has no rounding at all, so that its envelope is a single answer."""
+
 
 def envelope(case: BandedMaskCase, inputs: Inputs, mode: Mode) -> dict[str, MidRad]:
     """The reference's answer with radius 0."""

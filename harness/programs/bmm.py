@@ -14,6 +14,9 @@ from harness.arithmetic.midrad import MidRad
 from harness.arithmetic.mode import DET, Mode
 from harness.subject import Program
 
+EXACT = False
+"""Whether the op has no rounding at all, so that its envelope is a single answer."""
+
 _MANTISSA = 2**52 - 1
 """The stored significand bits of a float64."""
 

@@ -19,6 +19,9 @@ from harness.arithmetic.midrad import MidRad, cat
 from harness.arithmetic.mode import DET, Mode
 from harness.arithmetic.softmax import PLAIN_SUM, SoftmaxPV, log_sum_exp, softmax_pv
 
+EXACT = False
+"""Whether the op has no rounding at all, so that its envelope is a single answer."""
+
 Inputs = Mapping[str, Tensor]
 Program = Callable[[SdpaCase, Inputs, Mode], dict[str, MidRad]]
 
@@ -103,10 +106,15 @@ HF_EAGER_SINKS = replace(HF_EAGER, shift=True)
 """gpt-oss in transformers: the sink is concatenated, the maximum subtracted in the dtype."""
 
 
-def torch_flash(width: int) -> SdpaArithmetic:
-    """`TORCH_FLASH` for vectors of `width` float32 (8: AVX2, 16: AVX512)."""
+TORCH_FLEX = SdpaArithmetic(softmax=TORCH_MATH.softmax, weights=True)
+"""Eager FlexAttention: float32 scores and softmax, weights stored in the dtype before V."""
+
+
+def torch_flash() -> SdpaArithmetic:
+    """`TORCH_FLASH` with the float32 vectors of this CPU: 8 on AVX2, 16 on AVX512."""
     low = TORCH_FLASH.softmax_low
     assert low is not None
+    width = 16 if "AVX512" in torch.backends.cpu.get_cpu_capability() else 8
     return replace(TORCH_FLASH, softmax_low=replace(low, exp=replace(low.exp, width=width)))
 
 

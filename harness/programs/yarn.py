@@ -24,6 +24,9 @@ from harness.arithmetic.midrad import EPS64, MidRad, cat, exact, stack
 from harness.arithmetic.mode import DET, Mode
 from references.yarn import Rope, correction_range
 
+EXACT = False
+"""Whether the op has no rounding at all, so that its envelope is a single answer."""
+
 Program = Callable[[YarnCase, Inputs, Mode], dict[str, MidRad]]
 
 Place = Literal["dtype", "compute"]

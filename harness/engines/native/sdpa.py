@@ -108,8 +108,7 @@ def _as_called(program: Program) -> Program:
     return run
 
 
-_WIDTH = 16 if "AVX512" in torch.backends.cpu.get_cpu_capability() else 8
-TORCH_FUSED = _as_called(programs.program(programs.torch_flash(_WIDTH)))
+TORCH_FUSED = _as_called(programs.program(programs.torch_flash()))
 TORCH_PLAIN = programs.program(
     programs.SdpaArithmetic(softmax=SoftmaxPV(exp=Exp(e0=1.5, flush=-103.0)))
 )

@@ -149,11 +149,9 @@ def _compiled() -> Any:
     return torch.compile(flex_attention.flex_attention, dynamic=False)
 
 
-_WIDTH = 16 if "AVX512" in torch.backends.cpu.get_cpu_capability() else 8
 MATH = programs.program(programs.TORCH_MATH)
-FLASH_PROGRAM = programs.program(programs.torch_flash(_WIDTH))
-FLEX = programs.program(programs.SdpaArithmetic(softmax=programs.TORCH_MATH.softmax, weights=True))
-"""Eager FlexAttention: float32 scores and softmax, weights stored in the dtype before V."""
+FLASH_PROGRAM = programs.program(programs.torch_flash())
+FLEX = programs.program(programs.TORCH_FLEX)
 MASKED = frozenset({"causal", "window", "scale", "kv_lens", "q_lens", "side", "layout", "schedule"})
 PLAIN = frozenset({"causal", "scale", "layout"})
 

@@ -123,8 +123,6 @@ def _subject(name: str, attend: Any, mask: Mask, program: Program | None, **more
     )
 
 
-_WIDTH = 16 if "AVX512" in torch.backends.cpu.get_cpu_capability() else 8
-FLEX = programs.SdpaArithmetic(softmax=programs.TORCH_MATH.softmax, weights=True)
 EAGER = programs.program(programs.HF_EAGER)
 
 SUBJECTS = (
@@ -147,13 +145,13 @@ SUBJECTS = (
         "sdpa",
         sdpa_attention.sdpa_attention_forward,
         _sdpa,
-        programs.program(programs.torch_flash(_WIDTH)),
+        programs.program(programs.torch_flash()),
     ),
     _subject(
         "flex_eager",
         _flex_eager,
         _blocks,
-        programs.program(FLEX),
+        programs.program(programs.TORCH_FLEX),
         claims=CLAIMS - {"schedule"} | {"softcap"},
     ),
 )
