@@ -81,9 +81,7 @@ def _written(case: BandedMaskCase, store: Any, tokens: mx.array) -> int:
         store.prepare(lengths=lengths, right_padding=list(case.right_padding))
     for step in case.steps or ((case.offset,) if case.offset else ()):
         if step < 0:
-            trimmed = cache.trim_prompt_cache([store], -step)
-            if trimmed != -step:
-                raise RuntimeError(f"asked to trim {-step} tokens, the cache trimmed {trimmed}")
+            _trim([store], -step)
             continue
         chunk = tokens[:, :, start : start + step]
         mx.eval(store.update_and_fetch(chunk, chunk))
@@ -104,17 +102,28 @@ def _llama4(case: BandedMaskCase, t: Tensors) -> Tensors:
     model.attention_chunk_size = case.chunk
     stores = [cache.ChunkedKVCache(case.chunk) for _ in range(3)] + [cache.KVCache()]
     seen: list[Any] = []
+    start = 0
 
     def layer(hidden: mx.array, mask: mx.array, cache: Any) -> mx.array:
-        new = t["tokens"][:, :, cache.offset : cache.offset + hidden.shape[1]]
+        new = t["tokens"][:, :, start : start + hidden.shape[1]]
         seen.append((mask, *cache.update_and_fetch(new, new)))
         return hidden
 
     model.layers = [layer] * 4
-    for step in (*((case.offset,) if case.offset else ()), case.n):
+    for step in (*(case.steps or ((case.offset,) if case.offset else ())), case.n):
         seen.clear()
+        if step < 0:
+            _trim(stores, -step)
+            continue
         model(mx.zeros((1, step), mx.int32), stores)
+        start += step
     return _seen(case, *seen[0])
+
+
+def _trim(stores: list[Any], count: int) -> None:
+    trimmed = cache.trim_prompt_cache(stores, count)
+    if trimmed != count:
+        raise RuntimeError(f"asked to trim {count} tokens, the cache trimmed {trimmed}")
 
 
 _LLAMA4 = llama4.TextArgs(
@@ -198,5 +207,5 @@ SUBJECTS = (
         refusal=_prompted,
     ),
     _subject("batch_rotating", _cached(_rotating), PADDED | {"size"}, KEYS, refusal=_sized),
-    _subject("llama4", _llama4, frozenset({"offset", "chunk"}), KEYS),
+    _subject("llama4", _llama4, frozenset({"offset", "chunk", "steps"}), KEYS),
 )
