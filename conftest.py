@@ -42,21 +42,20 @@ class Session:
     def __init__(self, config: pytest.Config) -> None:
         self.start = time.monotonic()
         self.worker = getattr(config, "workerinput", None)
+        self.required: list[str] = config.option.require_lane
         try:
-            profile = profiles.load(config.getoption("--profile"))
-            for text in config.getoption("--require-lane"):
+            profile = profiles.load(config.option.profile)
+            for text in self.required:
                 gate.requirement(text)
         except ValueError as error:
             raise pytest.UsageError(str(error)) from error
-        drawn = (self.worker or {}).get("seed")
-        for seed in (drawn, config.getoption("--seed"), profile.seed, secrets.randbits(32)):
-            if seed is not None:
-                break
-        self.runs = config.getoption("--runs")
+        seeds = ((self.worker or {}).get("seed"), config.option.seed, profile.seed)
+        seed = next((s for s in seeds if s is not None), secrets.randbits(32))
+        self.runs: Path = config.option.runs
         self.writer: rundir.RunWriter | None = None
         self.seen: list[Record] = []
         self.campaign = Campaign(
-            profile=profile, seed=seed, keep=self.keep, examples=config.getoption("--cases")
+            profile=profile, seed=seed, keep=self.keep, examples=config.option.cases
         )
 
     def open(self) -> rundir.RunWriter:
@@ -105,7 +104,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         return
     op = metafunc.definition.path.stem.removeprefix("test_")
     try:
-        found = cells([op], metafunc.config.getoption("--engine"))
+        found = cells([op], metafunc.config.option.engine)
     except ValueError as error:
         raise pytest.UsageError(str(error)) from error
     except EngineError as error:  # a failing test, so that every worker and the summary tell
@@ -157,7 +156,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     if not records:  # a run of tests that judge no cell
         rundir.discard(folder)
         return
-    required = config.getoption("--require-lane")
+    required = mine.required
     if any(record.lane in lane.REQUIRED for record in records):
         required = [*required, *lane.REQUIRED]
     least = mine.campaign.least

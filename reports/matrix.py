@@ -110,7 +110,10 @@ def _table(rows: Sequence[Row], shown: Sequence[Status]) -> Table:
         table.add_row(Text(op, style="bold"))
         for row in group:
             cells = [
-                Text("  " + row.subject.replace(f".{op}.", ".", 1), style="bold red" if row.bad else ""),
+                Text(
+                    "  " + row.subject.replace(f".{op}.", ".", 1),
+                    style="bold red" if row.bad else "",
+                ),
                 Text(row.lane),
                 Text(row.tier, style="yellow" if row.tier == "emulated" else ""),
                 Text(row.program or "-"),
@@ -123,6 +126,11 @@ def _table(rows: Sequence[Row], shown: Sequence[Status]) -> Table:
             cells += [Text(_share(row))]
             table.add_row(*cells)
     return table
+
+
+def _short(row: Row) -> str:
+    """The subject's name without its op, under which it stands."""
+    return row.subject.replace(f".{row.op}.", ".", 1)
 
 
 def _count(row: Row, status: Status) -> Text:

@@ -9,6 +9,7 @@ from hypothesis import HealthCheck, Phase, given, seed, settings
 
 import cases
 from cases import defects
+from cases.case import Case
 from cases.sdpa import SdpaCase
 from harness import engines, faults, profiles, programs
 from harness.arithmetic.mode import DET
@@ -22,7 +23,7 @@ PERFECT = 10_000
 
 
 @functools.cache
-def drawn(op: str, claims: frozenset[str], dtype: str, count: int) -> tuple[cases.case.Case, ...]:
+def drawn(op: str, claims: frozenset[str], dtype: str, count: int) -> tuple[Case, ...]:
     """The first cases that the pre-merge generator draws."""
     found = []
 
@@ -32,7 +33,7 @@ def drawn(op: str, claims: frozenset[str], dtype: str, count: int) -> tuple[case
         database=None,
         deadline=None,
         phases=(Phase.generate,),
-        suppress_health_check=list(HealthCheck),
+        suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
     )
     @given(case=cases.load(op).strategy(claims, (dtype,)))
     def draw(case):

@@ -58,7 +58,7 @@ def send(x: torch.Tensor, device: str) -> mx.array:
     flat = torch.empty(0, dtype=x.dtype).set_(x.untyped_storage())
     if x.is_contiguous() and x.storage_offset() == 0:
         return _array(x)
-    return mx.as_strided(_array(flat), tuple(x.shape), x.stride(), x.storage_offset())
+    return mx.as_strided(_array(flat), tuple(x.shape), x.stride(), int(x.storage_offset()))
 
 
 def _array(x: torch.Tensor) -> mx.array:

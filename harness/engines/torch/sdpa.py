@@ -104,7 +104,7 @@ def _flash_with_lse(case: SdpaCase, t: Tensors) -> Tensors:
 
 def _flex(call: Callable[..., Any]) -> Callable[[SdpaCase, Tensors], Tensors]:
     def run(case: SdpaCase, t: Tensors) -> Tensors:
-        visible, cap = t["visible"][:, 0], case.softcap
+        visible, cap = t["visible"][:, 0], case.softcap or 1.0
 
         def see(b: Any, h: Any, i: Any, j: Any) -> Any:
             return visible[b, i, j]
@@ -119,7 +119,7 @@ def _flex(call: Callable[..., Any]) -> Callable[[SdpaCase, Tensors], Tensors]:
             t["q"],
             t["k"],
             t["v"],
-            score_mod=None if cap is None else capped,
+            score_mod=None if case.softcap is None else capped,
             block_mask=mask,
             scale=case.scale,
             enable_gqa=True,
