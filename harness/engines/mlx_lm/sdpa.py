@@ -55,7 +55,7 @@ def _on_the_right(case: SdpaCase, x: mx.array) -> mx.array:
     if case.kv_lens is None or case.side == "left":
         return x
     shifts = [case.kv_len - length for length in case.kv_lens]
-    return mx.stack([mx.roll(row, shift, axis=1) for row, shift in zip(x, shifts, strict=True)])
+    return mx.stack([mx.roll(row, shift, 1) for row, shift in zip(x, shifts, strict=True)])
 
 
 def _in_cache(case: SdpaCase) -> str | None:
