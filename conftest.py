@@ -143,17 +143,18 @@ def pytest_report_teststatus(report: pytest.TestReport) -> Any:
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """Close the run and let the gate decide whether it may be believed."""
-    mine = session.config.stash[SESSION]
-    if mine.writer is None:
-        return
-    if mine.worker:
-        mine.writer.close()
-        return
     config = session.config
+    mine = config.stash[SESSION]
+    if mine.worker:
+        if mine.writer is not None:
+            mine.writer.close()
+        return
+    if mine.writer is None and not mine.required:
+        return
     elapsed = round(time.monotonic() - mine.start, 1)
-    folder = mine.writer.finish({"duration_s": elapsed, "exit": int(session.exitstatus)})
+    folder = mine.open().finish({"duration_s": elapsed, "exit": int(session.exitstatus)})
     _, records = rundir.read_run(folder)
-    if not records:  # a run of tests that judge no cell
+    if not records and not mine.required:  # a run of tests that judge no cell
         rundir.discard(folder)
         return
     required = mine.required
