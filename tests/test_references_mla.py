@@ -12,8 +12,10 @@ from torch import Tensor
 from references import mla as reference
 from references.hf import mla as witness
 
-PRECISE = 2.0**-40
-"""Far above float64's rounding of sums of some hundred terms of size 1, far below any meaning."""
+UNIT = 2.0**-53
+PRECISE = 2 * UNIT * 2.0**8 * 2.0**8 * 2.0**4
+"""Two float64 evaluations, each of sums of at most 2**8 products: their scores, below 2**8, differ
+by 2 * UNIT * 2**8 * 2**8 at most, and so do the logarithms of the weights of values below 2**4."""
 
 
 @dataclass
