@@ -12,6 +12,7 @@ from torch import Tensor
 from references import mla as reference
 from references.hf import mla as witness
 
+QUICK = settings(max_examples=60, deadline=None, derandomize=True)
 UNIT = 2.0**-53
 PRECISE = 2 * UNIT * 2.0**8 * 2.0**8 * 2.0**4
 """Two float64 evaluations, each of sums of at most 2**8 products: their scores, below 2**8, differ
@@ -82,6 +83,7 @@ def close(a: Tensor, b: Tensor) -> bool:
     return a.shape == b.shape and bool(((a - b).abs() <= PRECISE * (1 + b.abs())).all())
 
 
+@QUICK
 @given(requests())
 def test_absorbed_is_materialised(r: Request) -> None:
     seen = reference.causal(r.tokens, len(r.rows))
@@ -93,7 +95,7 @@ def test_absorbed_is_materialised(r: Request) -> None:
     assert close(got.lse, lse)
 
 
-@settings(deadline=None, max_examples=20)
+@settings(QUICK, max_examples=20)
 @given(requests(), st.sampled_from(["v2", "v3"]), st.booleans())
 def test_agrees_with_deepseek(r: Request, model: str, stepwise: bool) -> None:
     out = witness.mla(
@@ -110,6 +112,7 @@ def test_agrees_with_deepseek(r: Request, model: str, stepwise: bool) -> None:
     assert close(whole(r).out, out)
 
 
+@QUICK
 @given(requests(), st.data())
 def test_stepwise_is_full(r: Request, data) -> None:
     """Each chunk is written, then attends; the cache is paged and its pages are out of order."""
@@ -141,6 +144,7 @@ def test_stepwise_is_full(r: Request, data) -> None:
     assert close(torch.cat(outs), whole(r).out)
 
 
+@QUICK
 @given(requests(), st.integers(1, 12))
 def test_merged_splits_are_the_whole(r: Request, splits: int) -> None:
     keys = len(r.rows)
@@ -170,6 +174,7 @@ def test_an_empty_part_counts_nothing_whatever_it_holds() -> None:
     assert lse == -torch.inf
 
 
+@QUICK
 @given(requests())
 def test_later_stages_start_from_what_is_given(r: Request) -> None:
     got = whole(r)
