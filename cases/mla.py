@@ -492,34 +492,34 @@ _DEEPSEEK = {
 }  # fmt: skip
 PINNED: tuple[tuple[str, MlaCase], ...] = (
     (
-        "deepseek-v2-lite-decode",
-        MlaCase(**_DEEPSEEK, batch=1, kv_len=70, heads=16, mscale=1.2608),
+        "deepseek-v2-lite-decode-tp4",
+        MlaCase(**_DEEPSEEK, batch=1, kv_len=33, heads=4, mscale=1.2608),
     ),
     (
-        "deepseek-v2-extend-tp8",
-        MlaCase(**_DEEPSEEK, batch=1, q_len=2, kv_len=9, heads=16, mscale=1.2608),
+        "deepseek-v2-extend-tp16",
+        MlaCase(**_DEEPSEEK, batch=1, q_len=2, kv_len=9, heads=8, mscale=1.2608),
     ),
     (
-        "deepseek-v3-decode-tp8",
+        "deepseek-v3-decode-tp16",
         MlaCase(
-            **_DEEPSEEK, batch=2, kv_len=66, heads=16, mscale=1.3689, page_size=64,
+            **_DEEPSEEK, batch=2, kv_len=66, heads=8, mscale=1.3689, page_size=64,
             kv_lens=(66, 3), splits=4, stages=True,
         ),
     ),
     (
-        "deepseek-r1-chunked-prefill-tp16",
+        "deepseek-r1-chunked-prefill-tp32",
         MlaCase(
-            **_DEEPSEEK, batch=1, q_len=7, kv_len=24, heads=8, mscale=1.3689,
-            schedule=(4, 2, 1),
+            **_DEEPSEEK, batch=1, q_len=6, kv_len=17, heads=4, mscale=1.3689,
+            schedule=(3, 2, 1),
         ),
     ),
     (
-        "kimi-k2-decode-tp8",
-        MlaCase(**_DEEPSEEK, batch=1, kv_len=33, heads=8, mscale=1.3466),
+        "kimi-k2-decode-tp16",
+        MlaCase(**_DEEPSEEK, batch=1, kv_len=20, heads=4, mscale=1.3466),
     ),
     (
         "glm-4.7-flash-decode-tp4",
-        MlaCase(**{**_DEEPSEEK, "nope_dim": 192, "v_dim": 256}, batch=2, kv_len=40, heads=5),
+        MlaCase(**{**_DEEPSEEK, "nope_dim": 192, "v_dim": 256}, batch=1, kv_len=24, heads=5),
     ),
     (
         "minicpm3-extend-tp4",
