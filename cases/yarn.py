@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from cases import values
 from cases.case import Case, Inputs
-from cases.drawing import near, seeds, subset
+from cases.drawing import anew, near, seeds, subset
 from references import yarn as reference
 
 TYPES = ("yarn", "llama3", "linear", "dynamic", "longrope", "proportional")
@@ -60,6 +60,8 @@ FEATURES = {
 
 FILLS = ("normal", "small", "loud", "outlier", "positive", "grid", "zeros")
 ORIGINALS = (4096, 8192, 2048, 16384, 32768, 65536, 131072)
+STEEP = (10000.0, 131072)
+"""A base and an original context with which the ramp of yarn reaches beyond the last pair."""
 FACTORS = (32.0, 4.0, 40.0, 128.0, 1.05, 8.0, 16.0, 64.0, 2.5, 1.0)
 BASES = (10000.0, 500000.0, 1000000.0, 150000.0, 50000.0, 5000000.0)
 DTYPES = ("float32", "bfloat16", "float16")
@@ -449,6 +451,25 @@ def _filled(case: YarnCase, name: str, shape: tuple[int, ...]) -> torch.Tensor:
     return x
 
 
+THEMES = {
+    "yarn on a steep base": frozenset[str](),
+    "yarn as DeepSeek has it": frozenset({"nope", "mscale", "mscale_all_dim"}),
+    "yarn with its magnitude given": frozenset({"attention_factor", "mscale", "mscale_all_dim"}),
+    "yarn between pairs": frozenset({"truncate", "mscale"}),
+    "longrope at its boundary": frozenset[str](),
+}
+"""What to ask besides one rope type after the other (the first word is the type), with the features
+it needs: each of these has gone wrong, and free draws come to them too rarely."""
+
+
+def _themes(claims: frozenset[str], always: frozenset[str]) -> tuple[str, ...]:
+    """Rope types and themes that the claims allow, plain rope first."""
+    types = [name for name in TYPES if name in (always & set(TYPES) or claims)]
+    more = [name for name in THEMES if name.split()[0] in types and THEMES[name] <= claims]
+    kinds = (*types, *more)
+    return kinds if always & set(TYPES) else ("default", *kinds)
+
+
 class Claims(frozenset[str]):
     """Features that a subject supports, with those that each of its drawn cases has.
 
@@ -481,21 +502,25 @@ class Claims(frozenset[str]):
         return f"only asked with {', '.join(missing)}" if missing else None
 
 
-@st.composite
 def strategy(
-    draw: st.DrawFn, claims: frozenset[str], dtypes: tuple[str, ...], large: bool = False
-) -> YarnCase:
+    claims: frozenset[str], dtypes: tuple[str, ...], large: bool = False
+) -> st.SearchStrategy[YarnCase]:
     """Cases that use only claimed features; shrinks towards few, small and plain rope.
 
     claims: names from FEATURES; `Claims` for those that every case must have. large: nightly sizes.
     """
-    on = subset(draw, claims, [name for name in FEATURES if name not in TYPES])
+    return anew(_cases(claims, dtypes, large))
+
+
+@st.composite
+def _cases(
+    draw: st.DrawFn, claims: frozenset[str], dtypes: tuple[str, ...], large: bool
+) -> YarnCase:
     always = getattr(claims, "always", frozenset[str]())
-    on |= always
-    types = [name for name in TYPES if name in (always & set(TYPES) or claims)]
-    # yarn three times: most ways to be wrong are there.
-    kinds = (*types, *[name for name in types if name == "yarn"] * 2)
-    kind = draw(st.sampled_from(kinds if always & set(TYPES) else ("default", *kinds)))
+    theme = draw(st.sampled_from(_themes(claims, always)))
+    kind = theme.split()[0]
+    on = subset(draw, claims, [name for name in FEATURES if name not in TYPES])
+    on |= always | THEMES.get(theme, frozenset())
     head_dim = draw(st.sampled_from((64, 16, 32, 96, 128, *((80, 256) if large else ()))))
     q_len = 1 if draw(st.booleans()) else draw(st.integers(1, 8 if large else 4))
     nope = draw(st.sampled_from((head_dim, head_dim // 2, 2 * head_dim))) if "nope" in on else 0
@@ -507,7 +532,9 @@ def strategy(
     if "interleaved" in on:
         fields["interleaved"] = True
     kv_heads = 1 if nope else draw(st.sampled_from((1, 2, 3) if large else (1, 2)))
-    original = draw(st.sampled_from(ORIGINALS))
+    original, base = draw(st.sampled_from(ORIGINALS)), draw(st.sampled_from(BASES))
+    if theme == "yarn on a steep base":
+        base, original = STEEP
     fields |= draw(_parameters(kind, on, claims, head_dim - nope, original))
     if "temperature" in on:
         fields |= {"temperature": draw(st.sampled_from((0.1, 0.25))), "original_max": original}
@@ -527,6 +554,8 @@ def strategy(
     places = st.one_of(
         st.sampled_from((5, 1, 0, 255, 300, 4093, 70000, 2**18 - 1, FAR - 512)), turning
     )
+    if theme == "longrope at its boundary":  # the last length that is short, or the next
+        places = st.sampled_from((original - q_len, original - q_len + 1))
     offsets = tuple(draw(places) for _ in range(1 if same else batch))
     if "temperature" in on:  # a query beyond the original context
         beyond = draw(near(original, 2 * original, low=original, high=FAR - 512))
@@ -544,7 +573,7 @@ def strategy(
         heads=kv_heads * draw(st.sampled_from((1, 2, 3))),
         kv_heads=kv_heads,
         head_dim=head_dim,
-        base=draw(st.sampled_from(BASES)),
+        base=base,
         max_positions=longest,
         offsets=offsets * (batch if same else 1),
         key_offsets=keys * (batch if same else 1),
@@ -578,7 +607,7 @@ def _parameters(
         if "beta_slow" in on:
             fields["beta_slow"] = draw(st.sampled_from((1.0, 2.0, 0.5)))
         if "truncate" in on:
-            fields["truncate"] = draw(st.booleans())
+            fields["truncate"] = draw(st.sampled_from((False, True, False)))
         fields |= draw(_mscales(on))
         if "attention_factor" in on:
             implied = reference.mscale(fields["factor"])

@@ -145,8 +145,6 @@ def _frequencies(case: YarnCase, rope: Any) -> mx.array:
 def _refusal(case: YarnCase) -> str | None:
     if case.lone_mscale:
         return "a lone mscale or mscale_all_dim counts, as in DeepSeek's own code"
-    if case.frequencies and case.rope_type in ("default", "linear", "dynamic"):
-        return f"mx.fast.rope keeps the frequencies of {case.rope_type} rope to itself"
     if case.dynamic and not case.aligned:
         return "DynamicNTKScalingRoPE takes one offset for all requests"
     if case.dynamic and case.far - min(case.offsets[0], case.key_offsets[0]) >= SPAN:
@@ -174,10 +172,20 @@ def _subject(
 
 _ALL = frozenset(FEATURES) - {"scattered", "temperature", "nulls", "original_at_top"}
 _FLAT = _ALL - {"proportional", "partial", "interleaved", "nope", "nested", "frequencies"}
+_YARN = {"factor", "original_max", "beta_fast", "beta_slow", "mscale", "mscale_all_dim"}
 _MODEL = _FLAT - {"dynamic", "longrope", "short_factor", "long_factor", "truncate"}
 _LONE = {"mscale", "mscale_all_dim"}
 SUBJECTS = (
-    _subject("initialize_rope", direct, Claims(_ALL)),
+    _subject("initialize_rope", direct, Claims(_ALL - _LONE - {"frequencies"})),
+    _subject(
+        "yarn_rope",
+        direct,
+        Claims(
+            _YARN | {"composed", "rotated", "interleaved", "partial", "nope", "old_names"},
+            always=("yarn", "frequencies"),
+        ),
+        only=True,
+    ),
     _subject("llama", _llama, Claims((_MODEL | {"truncate"}) - _LONE, always=("old_names",))),
     _subject(
         "ministral3",
