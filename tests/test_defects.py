@@ -60,8 +60,9 @@ TRIALS = [
     pytest.param(op, subject, program, dtype, id=f"{subject.name}-{dtype}")
     for op, subject, program in DECLARED
     for dtype in subject.dtypes
-    if defects.load(op)
+    if defects.load(op) and (op == "sdpa" or subject.engine == "native")
 ]
+"""Every attention subject, and for the other ops our own, whose arithmetic the others vary."""
 
 
 @pytest.mark.parametrize(("op", "subject", "program", "dtype"), TRIALS)
@@ -108,7 +109,11 @@ def test_every_defect_shows_in_some_drawn_case(op):
     assert not hidden
 
 
-DISTINCT = {id(program): (op, subject, program) for op, subject, program in DECLARED}
+DISTINCT = {
+    id(program): (op, subject, program)
+    for op, subject, program in DECLARED
+    if op == "sdpa" or subject.engine == "native"
+}
 
 
 @pytest.mark.parametrize(
