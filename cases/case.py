@@ -77,6 +77,14 @@ class Case(ABC):
         del inputs
         return None
 
+    def wording(self, observed: Mapping[str, torch.Tensor]) -> str | None:
+        """A wrong answer in the op's own words, or None: what it amounts to, and by which mistake.
+
+        For what one sentence says better than the worst element, e.g. a whole scale.
+        """
+        del observed
+        return None
+
     def matches(self, when: Mapping[str, Any]) -> bool:
         """Whether every attribute named in `when` has one of the values given for it.
 

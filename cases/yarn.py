@@ -405,10 +405,10 @@ def wrong_composition(rope: reference.Rope, scale: float) -> str | None:
     implied = reference.mscale(rope.factor) if rope.kind == "yarn" else 1.0
     mistakes = (
         ("mscale applied twice", magnitude * right),
+        ("attention_factor ignored", implied * softmax),
         ("mscale applied twice", magnitude * implied * softmax),
         ("mscale dropped from the softmax scale", magnitude),
         ("mscale of the softmax scale applied twice", right * softmax),
-        ("attention_factor ignored", implied * softmax),
         ("mscale missing", softmax),
         ("no mscale at all", 1.0),
         ("mscale applied to one of q and k only", softmax * math.sqrt(magnitude)),

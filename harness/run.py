@@ -216,6 +216,7 @@ def _verdict(
         return out
 
     def record(status: Status, verdict: Verdict, why: str = "", fault: str = "") -> Record:
+        said = None if status is Status.AGREE else case.wording(observed)
         return cell.record(
             status,
             case,
@@ -224,7 +225,7 @@ def _verdict(
             elements=verdict.elements,
             output=verdict.output,
             where=verdict.where,
-            why=why or verdict.why,
+            why="; ".join(filter(None, (said, why or verdict.why))),
             fault=fault,
             **clock.split(),
         )

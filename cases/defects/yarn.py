@@ -9,7 +9,7 @@ import torch
 
 from cases.case import Inputs
 from cases.defects import Defect, Question
-from cases.yarn import YarnCase
+from cases.yarn import TYPES, YARN_FIELDS, YarnCase
 from references import yarn as reference
 
 Ask = Callable[[YarnCase, Inputs], Question | None]
@@ -68,6 +68,14 @@ def _softmax_on_rotation(case: YarnCase, inputs: Inputs) -> Question | None:
     weight = reference.mscale(case.rope.factor, case.mscale_all_dim)
     keep = {"attention_factor": case.rope.attention_factor * weight, "mscale_all_dim": None}
     return replace(case, **keep), inputs
+
+
+def _unread(case: YarnCase) -> dict[str, Any] | None:
+    """Plain rope with base 10000: what is left when the rope dict has a name nobody reads."""
+    if case.rope_type == "default" and case.base == 10000.0:
+        return None
+    lost = ("factor", "attention_factor", "short_factor", "long_factor", *YARN_FIELDS)
+    return {"base": 10000.0} | {name: False for name in TYPES} | {name: None for name in lost}
 
 
 def _swapped(case: YarnCase) -> dict[str, Any] | None:
@@ -237,16 +245,16 @@ DEFECTS = (
         question=_magnitude(_twice),
     ),
     Defect(
-        name="attention-factor-as-multiplier",
-        bugs=("B093",),
-        sentence="attention_factor multiplied by what the factor implies: mscale applied twice",
-        question=_magnitude(_multiplied),
-    ),
-    Defect(
         name="attention-factor-ignored",
         bugs=("B093",),
         sentence="attention_factor ignored",
         question=_magnitude(_ignored),
+    ),
+    Defect(
+        name="attention-factor-as-multiplier",
+        bugs=("B093",),
+        sentence="attention_factor multiplied by what the factor implies: mscale applied twice",
+        question=_magnitude(_multiplied),
     ),
     Defect(
         name="attention-factor-one",
@@ -307,6 +315,12 @@ DEFECTS = (
         bugs=("B095", "B099"),
         sentence="frequencies of plain rope: the scaling is dropped",
         question=_table(_no_scaling),
+    ),
+    Defect(
+        name="rope-dict-not-read",
+        bugs=("B095", "B101"),
+        sentence="the rope dict is not read: plain rope with base 10000",
+        question=_other(_unread),
     ),
     Defect(
         name="base-default",

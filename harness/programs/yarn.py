@@ -296,3 +296,35 @@ def _outputs(case: YarnCase, q: MidRad, k: MidRad, table: MidRad) -> dict[str, M
         # Magnitude, its square, the softmax scale: constants and products of a probe in float32.
         out["scale"] = exact(case.expected_scale()).free(FP32, 8)
     return out | ({"q": q, "k": k} if case.rotated else {})
+
+
+PLACEMENT = {
+    "transformers": (
+        "rotation: cos and sin times `attention_scaling` = attention_factor (final), else g(mscale)"
+        " / g(mscale_all_dim) with both given, else g(1); attention: `scaling` = head_dim**-0.5,"
+        " in the DeepSeek family times g(mscale_all_dim)**2 (yarn_apply_mscale)"
+    ),
+    "mlx_lm": (
+        "rotation: its input times `mscale` = g(mscale or 1) / g(mscale_all_dim or 0) (YarnRoPE),"
+        " `_scale` = sqrt(1 + ln(max/original) / ln(original)) (SuScaledRoPE); attention: `scale`,"
+        " in the DeepSeek family times g(mscale_all_dim)**2 (apply_yarn_mscale); attention_factor"
+        " and truncate are not read"
+    ),
+    "mlx": "mx.fast.rope has no magnitude: the caller multiplies q and k, or the scale",
+    "native": (
+        "rotation: cos and sin times `RopeSpec.magnitude`; attention: `RopeSpec.softmax_scale`;"
+        " `composed_scale` is their product"
+    ),
+    "sglang": (
+        "rotation: cos and sin times `mscale` = yarn_get_mscale_simple(factor) * `attn_factor`, or"
+        " the ratio of mscale and mscale_all_dim where both are given: attn_factor is a multiplier,"
+        " so attention_factor / yarn_get_mscale_simple(factor); attention: `scaling`, in the"
+        " DeepSeek family times g(mscale_all_dim)**2"
+    ),
+    "vllm": (
+        "rotation: cos and sin times `mscale` = yarn_get_mscale(factor) * `attn_factor`, a"
+        " multiplier; attention_factor is not passed on; attention: `scaling`, in the DeepSeek"
+        " family times yarn_get_mscale(factor, mscale_all_dim)**2"
+    ),
+}
+"""Where each engine puts YaRN's magnitude, and what it calls it; g(m) = 0.1 m ln(factor) + 1."""

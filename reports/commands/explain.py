@@ -29,6 +29,9 @@ def explain(op: Annotated[str, typer.Argument(help="an op, such as sdpa")]) -> N
         console.print(textwrap.indent(said, "  ") + "\n", soft_wrap=True)
     console.print("Features", style="bold")
     console.print(_pairs(module.FEATURES))
+    if placement := getattr(importlib.import_module(f"harness.programs.{name}"), "PLACEMENT", {}):
+        console.print("Where each engine puts it", style="bold")
+        console.print(_pairs(placement))
     console.print("Outputs", style="bold")
     console.print(_pairs(_outputs(module)))
     console.print("Pinned cases", style="bold")
