@@ -28,6 +28,7 @@ FEATURES = {
 
 WIDTH = 32
 """Channels of a key that carries its token's number: a one, then binary digits."""
+DTYPES = ("bool", "float32", "bfloat16", "float16")
 WINDOWS = (1, 2, 3, 4, 7, 8, 16, 31, 64)
 
 
@@ -291,19 +292,24 @@ def strategy(
     if "window" in on:
         window = draw(near(reach, low=1, high=max(reach - 1, 1))) if size else reach
     top = 3 * reach + 24
-    n = draw(near(1, reach, low=1, high=min(top, 64))) if draw(st.booleans()) else 1
+    alone = (True, True, False) if "keep" in on else (True, False)  # where keeping shows longest
+    n = 1 if draw(st.sampled_from(alone)) else draw(near(1, reach, low=1, high=min(top, 64)))
     steps: tuple[int, ...] = ()
-    offset = 0
+    offset, full = 0, False
     if "steps" in on:
         steps = draw(_schedule(reach, size or window if "size" in claims else None))
+        if size and size > n + 1 and draw(st.sampled_from((False, True, False))):
+            full = True  # to the last slot, and no further
+            first = draw(st.integers(1, size - n - 1))
+            steps = (first, size - n - first)
         offset = sum(steps)
     elif "offset" in on:
         offset = draw(near(reach, max(reach - n, 0), low=0, high=top))
     beyond = 4 if on >= {"chunk", "left_padding"} else 1
-    beyond -= draw(st.integers(0, 1)) if steps else 0  # a schedule may fill the window exactly
     short = reach + beyond - offset - n
-    if on & {"window", "size", "chunk"} and short > 0 and not (steps and draw(st.booleans())):
-        steps = (*steps, short) if steps else ()  # long enough for something to be hidden
+    stay = full or (steps and draw(st.booleans()))  # nothing is hidden yet
+    if on & {"window", "size", "chunk"} and short > 0 and not stay:
+        steps = (*steps, short) if steps else ()
         offset, n = (offset + short, n) if "offset" in on or steps else (offset, n + short)
     return BandedMaskCase(
         dtype=draw(st.sampled_from(dtypes)),
@@ -323,8 +329,12 @@ def strategy(
 def _schedule(draw: st.DrawFn, reach: int, size: int | None) -> tuple[int, ...]:
     """Prefill chunks, decode steps and trims, around the length of the window."""
     steps: list[int] = []
-    trims = draw(st.booleans())
-    for _ in range(draw(st.integers(2, 6))):
+    top = 2 * reach + 8 if size is None else size - 1
+    trims = top > 0 and draw(st.sampled_from((False, True, False, False)))
+    if trims:  # a rotating cache can only be trimmed before it is full
+        first = draw(near(reach, low=1, high=top))
+        steps = [first, -draw(near(first, low=1, high=first))]
+    for _ in range(draw(st.integers(0 if trims else 2, 6))):
         live = sum(steps)
         may_trim = trims and live > 0 and (size is None or live < size)
         match draw(st.sampled_from(("chunk", "decode", *(("trim",) if may_trim else ())))):

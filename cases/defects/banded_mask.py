@@ -116,14 +116,16 @@ def _evicted(case: BandedMaskCase, visible: Any, position: Any, slot: Any) -> to
 
 
 def _too_early(case: BandedMaskCase, visible: Any, position: Any, slot: Any) -> torch.Tensor:
-    return visible & (slot != 0)
+    """The oldest token that anybody sees is gone."""
+    oldest = torch.where(visible.any(0), slot, case.written).amin()
+    return visible & (slot != oldest)
 
 
 def _come_back(case: BandedMaskCase, visible: Any, position: Any, slot: Any) -> torch.Tensor:
-    """Trimmed tokens stay in front of what is written after them; the window counts them."""
+    """Trimmed tokens stay in front of what is written after them, as far as the band reaches."""
     place = torch.arange(case.written)
     last = torch.arange(case.written - case.n, case.written)[:, None]
-    return _behind(case, last, place)
+    return visible | ((slot < 0) & _behind(case, last, place))
 
 
 def _newest(case: BandedMaskCase, visible: Any, position: Any, slot: Any) -> torch.Tensor:
@@ -237,7 +239,7 @@ DEFECTS = (
         name="trim-lies",
         bugs=(),
         sentence="trimmed tokens come back with the next ones",
-        question=_itself(lambda case: case.trims and case.batch is None),
+        question=_itself(lambda case: case.trims),
         answer_of=_changed(_come_back),
     ),
     Defect(
