@@ -61,8 +61,10 @@ def _subjects(engine: str, op: str) -> list[tuple[Subject, str]]:
 
 def _presence(subject: Subject, where: str) -> Presence:
     presence = runtimes.presence(subject.runtime, where)
-    if presence.tier is Tier.ABSENT and where in subject.emulated:
+    if where in subject.emulated:  # whatever the machine has, this subject does not use it
         return Presence(
-            tier=Tier.EMULATED, device="cpu", reason=f"{presence.reason}: emulated by the subject"
+            tier=Tier.EMULATED,
+            device="cpu",
+            reason=presence.reason or "emulated by the subject in software",
         )
     return presence
