@@ -2,7 +2,8 @@
 
 import time
 import traceback
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -79,6 +80,15 @@ class _Clock:
         self.start = time.perf_counter()
         self.subject = self.program = 0.0
 
+    @contextmanager
+    def of_subject(self) -> Iterator[None]:
+        """What passes inside is the subject's, also if it raises."""
+        before = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.subject += (time.perf_counter() - before) * 1e3
+
     def split(self) -> dict[str, float]:
         total = (time.perf_counter() - self.start) * 1e3
         return {
@@ -146,9 +156,9 @@ def answer(
     for again in range(2 if case.seed % AGAIN == 0 else 1):
         with runtime.on(device):
             sent = {name: runtime.send(x, device) for name, x in inputs.items()}
-            before = time.perf_counter()
-            answers.append(_traced(case, sent, cell, runtime) if again else _call(case, sent, cell))
-            clock.subject += (time.perf_counter() - before) * 1e3
+            with clock.of_subject():
+                call = _traced if again else _call
+                answers.append(call(case, sent, cell, runtime))
     problem = contract.broken(case, answers[0]) or contract.changed(
         inputs, {name: runtime.fetch(x) for name, x in sent.items()}
     )
@@ -159,14 +169,13 @@ def answer(
     return answers[0]
 
 
-def _call(case: Case, sent: dict, cell: Cell) -> dict[str, torch.Tensor]:
+def _call(case: Case, sent: dict, cell: Cell, runtime: runtimes.Runtime) -> dict[str, torch.Tensor]:
     raw = cell.subject.run(case, dict(sent))
     if not isinstance(raw, Mapping):
         raise _Wrong(
             f"the subject returned {type(raw).__name__}, expected a dict of "
             f"{', '.join(case.output_dtypes())}"
         )
-    runtime = runtimes.load(cell.subject.runtime)
     return {name: _fetched(runtime, name, x) for name, x in raw.items()}
 
 
@@ -176,9 +185,9 @@ def _traced(
     """The call with its path proof: the kernels that were meant are among those that ran."""
     meant = [name.format(device=cell.presence.device) for name in cell.subject.kernels]
     if not meant:
-        return _call(case, sent, cell)
+        return _call(case, sent, cell, runtime)
     with runtime.trace() as ran:
-        got = _call(case, sent, cell)
+        got = _call(case, sent, cell, runtime)
     if missing := [name for name in meant if name not in ran]:
         raise _Elsewhere(
             f"{', '.join(missing)} did not run; ran: {', '.join(sorted(ran)) or 'nothing'}"

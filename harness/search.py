@@ -40,13 +40,13 @@ def search(
     Returns:
         The record of the smallest failing case, or None.
     """
-    if pinned and (found := _pinned(cell, keep)):
-        return found
     count = profile.examples if examples is None else examples
     if cell.subject.slow:
         count = min(count, profile.slow_examples)
     if count == 0:
         return None
+    if pinned and (found := _pinned(cell, keep)):
+        return found
     module = cases.load(cell.op)
     strategy = module.strategy(cell.subject.claims, cell.subject.dtypes, large=profile.large)
     failing: list[Record] = []
