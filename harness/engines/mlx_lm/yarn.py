@@ -84,7 +84,7 @@ def run(build: Callable[[YarnCase], Built]) -> Callable[[YarnCase, Tensors], Ten
     def answer(case: YarnCase, tensors: Tensors) -> Tensors:
         rope, scale = build(case)
         if case.dynamic:
-            q, k = _together(case, rope, tensors["q"], tensors["k"])
+            q, k = _by_request(case, rope, tensors["q"], tensors["k"])
         else:
             q = _turned(case, rope, tensors["q"], case.offsets)
             k = _turned(case, rope, tensors["k"], case.key_offsets)
@@ -110,9 +110,19 @@ def _turned(case: YarnCase, rope: Rope, x: mx.array, offsets: tuple[int, ...]) -
     return mx.concatenate([x[..., : case.nope], part], -1) if case.nope else part
 
 
-def _together(case: YarnCase, rope: Rope, q: mx.array, k: mx.array) -> tuple[mx.array, mx.array]:
-    """q and k in one call each that spans both, since each call picks a base by its length."""
-    at_q, at_k = case.offsets[0], case.key_offsets[0]
+def _by_request(case: YarnCase, rope: Rope, q: mx.array, k: mx.array) -> tuple[mx.array, mx.array]:
+    """Each request in calls of its own: DynamicNTKScalingRoPE takes one offset."""
+    rows = [
+        _together(case, rope, q[b : b + 1], k[b : b + 1], case.offsets[b], case.key_offsets[b])
+        for b in range(case.batch)
+    ]
+    return mx.concatenate([row[0] for row in rows]), mx.concatenate([row[1] for row in rows])
+
+
+def _together(
+    case: YarnCase, rope: Rope, q: mx.array, k: mx.array, at_q: int, at_k: int
+) -> tuple[mx.array, mx.array]:
+    """q and k over the span that holds both, since each call picks a base by its own length."""
     start, stop = min(at_q, at_k), max(at_q + case.q_len, at_k + case.kv_len)
     turned = []
     for x, at in ((q, at_q), (k, at_k)):
@@ -145,9 +155,8 @@ def _frequencies(case: YarnCase, rope: Any) -> mx.array:
 def _refusal(case: YarnCase) -> str | None:
     if case.lone_mscale:
         return "a lone mscale or mscale_all_dim counts, as in DeepSeek's own code"
-    if case.dynamic and not case.aligned:
-        return "DynamicNTKScalingRoPE takes one offset for all requests"
-    if case.dynamic and case.far - min(case.offsets[0], case.key_offsets[0]) >= SPAN:
+    apart = max(abs(q - k) for q, k in zip(case.offsets, case.key_offsets, strict=True))
+    if case.dynamic and apart >= SPAN:
         return "q and k are too far apart to meet in one call of a dynamic rope"
     if case.longrope and case.interleaved:
         return "SuScaledRoPE rotates halves"
@@ -175,8 +184,18 @@ _FLAT = _ALL - {"proportional", "partial", "interleaved", "nope", "nested", "fre
 _YARN = {"factor", "original_max", "beta_fast", "beta_slow", "mscale", "mscale_all_dim"}
 _MODEL = _FLAT - {"dynamic", "longrope", "short_factor", "long_factor", "truncate"}
 _LONE = {"mscale", "mscale_all_dim"}
+_SHARED = _ALL - _LONE - {"frequencies", "attention_factor", "truncate"}
 SUBJECTS = (
-    _subject("initialize_rope", direct, Claims(_ALL - _LONE - {"frequencies"})),
+    _subject("initialize_rope", direct, Claims(_SHARED - {"interleaved"})),
+    _subject(
+        "traditional",
+        direct,
+        Claims(
+            _SHARED - {"dynamic", "longrope", "short_factor", "long_factor"},
+            always=("interleaved",),
+        ),
+        only=True,
+    ),
     _subject(
         "yarn_rope",
         direct,
