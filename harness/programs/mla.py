@@ -113,14 +113,15 @@ class MlaArithmetic:
             scores = scores.round(own) if stored else scores
             if spec.scale_at == "scores":
                 scores = scores.scale(round_scalar(scale, places[spec.scale_format]))
-                scores = scores.round(own) if stored else scores.free(compute)
+                # In float32 and then stored: two roundings, which differ from one near a tie.
+                scores = scores.round(compute).round(own) if stored else scores.free(compute)
             return scores
 
         if not self.apart:
             return product(cat([query, pe]), cat([key, k_pe]))
         total = product(query, key).free(None if stored else compute)
         total = total + product(pe, k_pe).free(None if stored else compute)
-        return total.round(own) if stored else total.free(compute)
+        return total.round(compute).round(own) if stored else total.free(compute)
 
 
 def envelope(

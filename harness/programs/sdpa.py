@@ -147,7 +147,8 @@ def program(spec: SdpaArithmetic) -> Program:
         stored = low and spec.scores == "dtype"
 
         def step(scores: MidRad) -> MidRad:
-            return scores.round(own) if stored else scores.free(compute)
+            # Computed in float32 and then stored: two roundings, which differ from one near a tie.
+            return scores.round(compute).round(own) if stored else scores.free(compute)
 
         independent = q.is_exact and k.is_exact
         scores = dot(q, k.mT, qk, mode)
