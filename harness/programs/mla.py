@@ -35,6 +35,7 @@ class MlaArithmetic:
                  by_length: absorbed where a call brings one token per request, else materialised.
     `project`    accumulation of the products with W_UK and W_UV.
     `attention`  the attention between, as `programs.sdpa` describes it.
+    `left`       shorter requests are padded on the left to kv_len: where a key stands in its row.
     `apart`      the rotated columns' scores are a product of their own that is added to the other
                  as a mask is; False: a row is one key.
     """
@@ -42,6 +43,7 @@ class MlaArithmetic:
     attention: SdpaArithmetic
     path: Path = "absorbed"
     project: Accumulate = field(default_factory=Accumulate)
+    left: bool = False
     apart: bool = False
 
     def __call__(self, case: MlaCase, inputs: Inputs, mode: Mode) -> dict[str, MidRad]:
@@ -59,7 +61,7 @@ class MlaArithmetic:
         # Vectors and blocks of keys begin anew in every call, and the path may depend on it.
         steps = case.steps() if self._by_call(softmax) else (case.whole(),)
         for step in steps:
-            keys = _Keys.of(case, inputs, cache, step)
+            keys = _Keys.of(case, inputs, cache, step, case.kv_len if self.left else None)
             c, k_pe = keys.columns(case)
             one = max(step.q_lens) == 1
             on_rows = self.path == "absorbed" or (self.path == "by_length" and one)
@@ -249,8 +251,13 @@ class _Keys:
     valid: Tensor
 
     @classmethod
-    def of(cls, case: MlaCase, inputs: Inputs, cache: Tensor, step: Step) -> _Keys:
+    def of(
+        cls, case: MlaCase, inputs: Inputs, cache: Tensor, step: Step, left: int | None = None
+    ) -> _Keys:
+        """left: the length to which shorter requests are padded on the left, if they are."""
         q, k = max(step.q_lens), max(max(step.kv_lens), 1)
+        if left is not None and not case.schedule:
+            k = left
         batch = len(step.q_lens)
         rows = torch.zeros(batch, k, cache.shape[-1], dtype=torch.float64)
         seen = torch.zeros(batch, q, k, dtype=torch.bool)
@@ -266,9 +273,10 @@ class _Keys:
             mask = causal(n, length)
             if "visible" in inputs:
                 mask = inputs["visible"][mine, :length]
-            seen[b, :n, :length] = mask
+            here = slice(0, length) if left is None else slice(k - length, k)
+            seen[b, :n, here] = mask
             held = gather_rows(cache, inputs["table"][b], length).double()
-            rows[b, :length] = held.masked_fill(~mask.any(0)[:, None], 0.0)
+            rows[b, here] = held.masked_fill(~mask.any(0)[:, None], 0.0)
         return cls(rows=MidRad(rows[:, None]), seen=seen, token=token, valid=valid)
 
     def columns(self, case: MlaCase) -> tuple[MidRad, MidRad]:

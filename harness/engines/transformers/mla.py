@@ -160,7 +160,7 @@ def _even(case: MlaCase) -> str | None:
 
 
 EAGER = MlaArithmetic(path="materialised", attention=attention.HF_EAGER)
-_FLASH = MlaArithmetic(path="materialised", attention=attention.torch_flash())
+_FLASH = MlaArithmetic(path="materialised", attention=attention.torch_flash(), left=True)
 _MATH = MlaArithmetic(path="materialised", attention=attention.TORCH_MATH)
 
 
