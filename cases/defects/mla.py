@@ -134,6 +134,14 @@ def _identity_table(case: MlaCase, inputs: Inputs) -> Question | None:
     return case, {**inputs, "table": table}
 
 
+def _other_units(case: MlaCase, inputs: Inputs) -> Question | None:
+    """Page ids multiplied by the page size a second time, and wrapped where they lead outside."""
+    if case.page_size in (None, 1):
+        return None
+    table = inputs["table"] * case.page_size % inputs["cache"].shape[0]
+    return case, {**inputs, "table": table}
+
+
 def _stale_page(case: MlaCase, inputs: Inputs) -> Question | None:
     """The last page of each request is the one that stood before it in the list of all pages."""
     if case.page_size is None:
@@ -180,7 +188,7 @@ def _stale_slots(case: MlaCase, inputs: Inputs, slots: torch.Tensor) -> torch.Te
 def _relative_slots(case: MlaCase, inputs: Inputs, slots: torch.Tensor) -> torch.Tensor | None:
     """Positions are counted from the first new token, without what is cached already."""
     queries, keys = case.lengths()
-    if queries == keys or case.padding:
+    if queries == keys:
         return None
     page = case.page_size or case.kv_len
     start = 0
@@ -446,9 +454,15 @@ DEFECTS = (
     ),
     Defect(
         name="table-as-identity",
-        bugs=("B163",),
+        bugs=(),
         sentence="page table read as the identity",
         question=_identity_table,
+    ),
+    Defect(
+        name="page-ids-in-other-units",
+        bugs=("B163", "B164"),
+        sentence="page ids taken in other units: rows, or blocks of several pages",
+        question=_other_units,
     ),
     Defect(
         name="stale-page",
