@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from harness import gate, lane, machine, profiles, rundir
+from harness import corpus, gate, lane, machine, profiles, rundir
 from harness.campaign import Absent, Campaign
 from harness.cells import cells
 from harness.engines import EngineError
@@ -34,6 +34,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="fail if this lane, or lane:tier, judged too little (repeatable; cpu is required)",
     )
     group.addoption("--runs", type=Path, default=RUNS, help="folder that takes the run's folder")
+    group.addoption("--no-pinned", action="store_true", help="do not ask the pinned cases")
+    group.addoption("--no-corpus", action="store_true", help="neither ask nor keep old findings")
+    group.addoption(
+        "--corpus", type=Path, default=corpus.FOLDER, help="folder of findings, asked first"
+    )
 
 
 class Session:
@@ -55,7 +60,12 @@ class Session:
         self.writer: rundir.RunWriter | None = None
         self.seen: list[Record] = []
         self.campaign = Campaign(
-            profile=profile, seed=seed, keep=self.keep, examples=config.option.cases
+            profile=profile,
+            seed=seed,
+            keep=self.keep,
+            examples=config.option.cases,
+            pinned=not config.option.no_pinned,
+            corpus=None if config.option.no_corpus else config.option.corpus,
         )
 
     def open(self) -> rundir.RunWriter:
@@ -193,4 +203,14 @@ def pytest_terminal_summary(
     writer.write_line(f"profile {campaign.profile.name}, --seed {campaign.seed}")
     for line in found:
         writer.write_line(f"finding: {line}", red=True)
+    for note in _unread(campaign, records):
+        writer.write_line(f"note: {note}", yellow=True)
     writer.write_line(f"run: {folder}")
+
+
+def _unread(campaign: Campaign, records: list[Record]) -> list[str]:
+    """A sentence for each file of the corpus that could not be asked, of the ops of this run."""
+    if campaign.corpus is None:
+        return []
+    ops = sorted({record.op for record in records})
+    return [note for op in ops for note in corpus.read(campaign.corpus, op)[1]]

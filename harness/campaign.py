@@ -2,7 +2,10 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from pathlib import Path
 
+from cases.case import Case
+from harness import corpus, machine
 from harness.engines import EngineError
 from harness.lane import Presence, Tier
 from harness.profiles import Profile
@@ -21,12 +24,18 @@ class Finding(AssertionError):
 
 @dataclass(frozen=True, kw_only=True)
 class Campaign:
-    """keep: takes every record. examples: cases drawn per cell instead of the profile's number."""
+    """keep: takes every record. examples: cases drawn per cell instead of the profile's number.
+
+    pinned: whether the op's pinned cases are asked. corpus: the folder of old findings, which are
+        asked first, and which takes new ones; None for neither.
+    """
 
     profile: Profile
     seed: int
     keep: Callable[[Record], None]
     examples: int | None = None
+    pinned: bool = True
+    corpus: Path | None = None
 
     @property
     def least(self) -> int:
@@ -62,9 +71,32 @@ class Campaign:
         if cell.presence.tier is Tier.ABSENT:
             self.keep(cell.absent())
             raise Absent(cell.presence.reason)
-        found = search(cell, self.profile, self.seed, self.keep, examples=self.examples)
+        found = search(
+            cell,
+            self.profile,
+            self.seed,
+            self.keep,
+            examples=self.examples,
+            pinned=self.pinned,
+            corpus=self._old(cell.op),
+        )
         if found is not None:
-            raise Finding(sentence(found))
+            raise Finding("\n".join((sentence(found), *self._saved(found))))
+
+    def _old(self, op: str) -> list[Case]:
+        if self.corpus is None:
+            return []
+        return [entry.case for entry in corpus.read(self.corpus, op)[0]]
+
+    def _saved(self, found: Record) -> list[str]:
+        """Save the finding; a sentence on how to go on, or on why it is not saved."""
+        if self.corpus is None:
+            return []
+        try:
+            corpus.save(self.corpus, corpus.Entry.of(found, machine.versions()))
+        except corpus.CorpusError as error:
+            return [f"not saved: {error}"]
+        return [f"again: parity replay {found.case_id}"]
 
 
 def sentence(record: Record) -> str:

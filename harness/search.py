@@ -1,7 +1,7 @@
-"""The search in one cell: pinned cases first, then drawn ones, shrunk when one is wrong."""
+"""The search in one cell: old findings, pinned cases, then drawn ones, shrunk when one is wrong."""
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from hypothesis import HealthCheck, Phase, given, seed, settings, target
 from hypothesis.errors import FlakyFailure
@@ -31,8 +31,12 @@ def search(
     *,
     examples: int | None = None,
     pinned: bool = True,
+    corpus: Iterable[Case] = (),
 ) -> Record | None:
-    """Judge the pinned cases and `examples` drawn ones; stop at the first finding and shrink it.
+    """Judge given cases and `examples` drawn ones; stop at the first finding and shrink it.
+
+    Given are those of the corpus, and then, if `pinned`, the op's pinned ones. A case of the corpus
+    is small already; after a pinned one that is wrong, drawing goes on, to find a smaller one.
 
     keep: takes every record up to the finding and then the smallest failing one, not the tries
         in between. run_seed: with the cell's name it decides what is drawn.
@@ -45,9 +49,10 @@ def search(
         count = min(count, profile.slow_examples)
     if count == 0:
         return None
-    if pinned and (found := _pinned(cell, keep)):
-        return found
     module = cases.load(cell.op)
+    if found := _given(corpus, cell, keep):
+        return found
+    large = _given((case for _, case in module.PINNED), cell, keep) if pinned else None
     strategy = module.strategy(cell.subject.claims, cell.subject.dtypes, large=profile.large)
     failing: list[Record] = []
 
@@ -66,12 +71,10 @@ def search(
     def check(case: Case) -> None:
         record = judge(case, cell)
         if not failing:
-            if record.status in BAD:
-                failing.append(record)
             keep(record)
-        elif record.status in BAD:
+        # While shrinking, a case that is wrong in another way is not this finding made smaller.
+        if record.status in BAD and (not failing or record.status is failing[0].status):
             failing.append(record)
-        if record.status in BAD:
             raise Found(record)
         if profile.target:
             target(min(record.excess, 1e6), label="excess")
@@ -89,7 +92,7 @@ def search(
             why=f"not repeatable: the same case was judged wrong, and later right ({first.why})",
         )
     else:
-        return None
+        return large
     if smallest.case_id != failing[0].case_id:
         keep(smallest)
     return smallest
@@ -99,9 +102,9 @@ def _case(record: Record) -> Case:
     return cases.load(record.op).CASE.from_json(record.case)
 
 
-def _pinned(cell: Cell, keep: Callable[[Record], None]) -> Record | None:
-    """Judge the op's pinned cases; those that the subject does not claim are recorded refused."""
-    for _, case in cases.load(cell.op).PINNED:
+def _given(given: Iterable[Case], cell: Cell, keep: Callable[[Record], None]) -> Record | None:
+    """Judge cases that are not drawn; the finding, if any. What is not claimed is refused."""
+    for case in given:
         record = judge(case, cell)
         keep(record)
         if record.status in BAD:

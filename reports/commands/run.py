@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from harness.cells import cells
+from harness.corpus import FOLDER
 from reports import usage
 from reports.usage import ROOT, RUNS, UsageError
 
@@ -28,6 +29,13 @@ def run(
         typer.Option(help="fail if this lane judged too little: cuda, amx:hardware (repeatable)"),
     ] = None,
     runs: Annotated[Path, typer.Option(help="folder that takes the run's folder")] = RUNS,
+    no_pinned: Annotated[
+        bool, typer.Option("--no-pinned", help="do not ask the pinned cases")
+    ] = False,
+    no_corpus: Annotated[
+        bool, typer.Option("--no-corpus", help="neither ask nor keep old findings")
+    ] = False,
+    corpus: Annotated[Path, typer.Option(help="folder of findings, asked first")] = FOLDER,
 ) -> None:
     """Judge every cell, print the matrix and the folder of the run; pytest's exit code."""
     ops, engines, lanes = usage.ops(op), usage.engines(engine), usage.lanes(lane)
@@ -36,7 +44,9 @@ def run(
         "--cases": usage.positive("cases", cases),
         "--seed": seed,
         "--runs": runs.resolve(),
+        "--corpus": corpus.resolve(),
     }
+    switches = [word for word, on in (("--no-pinned", no_pinned), ("--no-corpus", no_corpus)) if on]
     required, processes = usage.required(require_lane), _workers(workers)
     usage.writable(runs)
     words = _pytest(
@@ -47,7 +57,7 @@ def run(
         required=required,
         workers=processes,
     )
-    raise typer.Exit(_code([sys.executable, "-m", "pytest", *words]))
+    raise typer.Exit(_code([sys.executable, "-m", "pytest", *words, *switches]))
 
 
 def _code(command: list[str]) -> int:
