@@ -282,6 +282,24 @@ def test_amx_reads_subnormals_as_zero_and_keeps_two_chains() -> None:
     assert float(tile_product(b, torch.ones(64, 1))) == 1 + 2.0**-23
 
 
+@pytest.mark.parametrize("mode", [PROB, DET], ids=lambda m: m.kind)
+def test_factors_that_may_be_read_as_zero_are_covered_either_way(mode: Mode) -> None:
+    tiny = round_to(_random(6, 40) * BF16.min_normal, BF16)
+    loud = round_to(_random(40, 5, seed=1) * 2.0**40, BF16)
+    keeps = Accumulate(order="any", exact_products=True, flush=True)
+    loses = replace(keeps, subnormals_lost=BF16)
+    for a, b in ((tiny, loud), (loud.mT, tiny.mT)):
+        read = denormals_are_zero(a, BF16) @ denormals_are_zero(b, BF16)
+        assert not _covered(read, dot(exact(a), exact(b), keeps, mode))
+        assert _covered(read, dot(exact(a), exact(b), loses, mode))
+        assert _covered(a @ b, dot(exact(a), exact(b), loses, mode))
+    normal = round_to(_random(6, 40), BF16)
+    assert torch.equal(
+        dot(exact(normal), exact(loud), keeps, mode).rad,
+        dot(exact(normal), exact(loud), loses, mode).rad,
+    )
+
+
 def test_an_unknown_order_is_named() -> None:
     with pytest.raises(ValueError, match="order='random' is unknown"):
         Accumulate(order="random")

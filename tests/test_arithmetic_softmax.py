@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from harness.arithmetic.amx import denormals_are_zero
 from harness.arithmetic.dot import Accumulate
 from harness.arithmetic.exponential import Exp, cubic_exp
 from harness.arithmetic.formats import BF16, FP16, FP32, FP64, Format, round_to
@@ -271,6 +272,18 @@ def test_flushed_weights_are_covered() -> None:
         assert _covered(torch.tensor([[value]]).double(), got)
     got = softmax_pv(exact(s), exact(v), SoftmaxPV(exp=Exp(flush=-103.0)), DET)
     assert not _covered(torch.zeros(1, 1).double(), got)
+
+
+def test_values_that_may_be_read_as_zero_are_covered() -> None:
+    scores = torch.tensor([[0.3, -0.2, 0.1]], dtype=torch.float64)
+    values = torch.tensor([[2.0**-127], [3.0], [2.0**-128]], dtype=torch.float64)
+    read = torch.softmax(scores, -1) @ denormals_are_zero(values, BF16)
+    spec = SoftmaxPV(pv=Accumulate(flush=True, subnormals_lost=BF16))
+    got = softmax_pv(exact(scores), exact(values), spec, DET)
+    assert float((read - got.mid).abs()) <= float(got.rad)
+    only = torch.softmax(scores[:, :1], -1) @ denormals_are_zero(values[:1], BF16)
+    got = softmax_pv(exact(scores[:, :1]), exact(values[:1]), spec, DET)
+    assert float((only - got.mid).abs()) <= float(got.rad)
 
 
 def test_the_cubic_exponential_is_within_its_declared_error() -> None:

@@ -31,6 +31,24 @@ def test_onednn_must_name_amx(prove, monkeypatch, dtype):
     prove(dtype)
 
 
+@pytest.mark.parametrize(
+    ("kernel", "raises"),
+    [("brg_matmul:avx10_1_512_amx", nullcontext()), ("gemm:jit:bf16", pytest.raises(RuntimeError))],
+)
+def test_an_int8_gemm_without_a_name_is_as_good_as_the_named_kernel(
+    prove, monkeypatch, kernel, raises
+):
+    lines = iter(
+        [
+            ["onednn_verbose,v1,primitive,exec,cpu,gemm_api,,undef,src_s8::blocked:ab:f0 "],
+            [f"onednn_verbose,v1,primitive,exec,cpu,matmul,{kernel},undef,src:bf16"],
+        ]
+    )
+    monkeypatch.setattr(adapter, "_onednn_says", lambda: nullcontext(next(lines)))
+    with raises:
+        prove("int8")
+
+
 def test_a_silent_onednn_is_no_proof(prove, monkeypatch):
     monkeypatch.setattr(adapter, "_onednn_says", lambda: nullcontext([]))
     with pytest.raises(RuntimeError, match=r"does not use AMX for bfloat16: it did not run; unset"):

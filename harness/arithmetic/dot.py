@@ -44,6 +44,8 @@ class Accumulate:
                       the accumulator holds the product.
     `epilogue`        roundings of the finished sum (alpha, beta, bias), each in `format`.
     `flush`           results below the smallest normal become zero (FTZ).
+    `subnormals_lost` factors below the smallest normal of this format may be read as zero (DAZ);
+                      None: they never are.
     `directed`        the hardware truncates or rounds the wrong way: errors up to one ulp, not
                       half (tensor cores; Khattak & Mikaitis, arXiv:2512.07004).
     """
@@ -53,6 +55,7 @@ class Accumulate:
     exact_products: bool = False
     epilogue: int = 1
     flush: bool = False
+    subnormals_lost: Format | None = None
     directed: bool = False
 
     def __post_init__(self) -> None:
@@ -95,6 +98,13 @@ class Accumulate:
         Accuracy and Stability, 2002, lemma 3.1) needs hu < 1.
         """
         return growth(self.depth(terms) + extra, self.unit)
+
+    def lost(self, x: Tensor) -> Tensor | None:
+        """What of each factor may be read as zero; None where nothing is."""
+        if self.subnormals_lost is None:
+            return None
+        lost = x.masked_fill(x.abs() >= self.subnormals_lost.min_normal, 0.0)
+        return lost.abs_() if bool(lost.any()) else None
 
     def underflow(self, terms: int) -> float:
         """Absolute error from underflow of all operations of one accumulation.
@@ -231,7 +241,8 @@ def dot(a: MidRad, b: MidRad, accumulate: Accumulate, mode: Mode) -> MidRad:
     """a [..., m, k] @ b [..., k, n] as the kernel accumulates it (batch dimensions broadcast).
 
     Operand radii enter by |A'B' - AB| <= r_A |B| + (|A| + r_A) r_B; in prob mode as independent
-    bounded errors, lambda sqrt(r_A^2 B^2), if that is smaller (Hoeffding).
+    bounded errors, lambda sqrt(r_A^2 B^2), if that is smaller (Hoeffding). Factors that may be
+    read as zero take their products away: |A_lost| |B| + |A| |B_lost|.
     """
     terms = Terms(a.mid, b.mid)
     rad = accumulation_radius(terms, accumulate, mode)
@@ -241,6 +252,12 @@ def dot(a: MidRad, b: MidRad, accumulate: Accumulate, mode: Mode) -> MidRad:
     if not b.is_exact:
         part = _operand_radius(a.mid.abs() + a.rad, b.rad, mode)
         spread = part if spread is None else spread + part
+    for left, right in (
+        (accumulate.lost(a.mid), b.mid.abs()),
+        (a.mid.abs(), accumulate.lost(b.mid)),
+    ):
+        if left is not None and right is not None:  # read as zero together, in both modes
+            spread = left @ right if spread is None else spread + left @ right
     if spread is not None:
         # The kernel accumulates the perturbed terms, whose magnitudes are larger by `spread`.
         rad = rad + spread * (1 + accumulate.growth(len(terms)))

@@ -358,6 +358,8 @@ def softmax_pv(
     # Weights that underflow: each may lose one spacing of the subnormals, or the whole.
     lost = spec.sum.format.min_normal if spec.pv.flush else spec.sum.format.tiny
     accumulated = accumulated + v_sum * lost
+    if (unread := spec.pv.lost(v)) is not None:
+        accumulated = accumulated + (p @ unread) * swell
     if not values.is_exact:
         accumulated = accumulated + (p @ values.rad) * swell
     tail = growth(spec.sum.depth(keys + 1) + spec.divisions + rescales, spec.sum.unit)

@@ -17,7 +17,7 @@ from harness.arithmetic.formats import FORMATS, FP32, FP64, Format, round_scalar
 from harness.arithmetic.midrad import MidRad, cat
 from harness.arithmetic.mode import DET, Mode
 from harness.arithmetic.softmax import SoftmaxPV, log_sum_exp, softmax_pv
-from harness.programs.sdpa import Place, SdpaArithmetic
+from harness.programs.sdpa import Place, SdpaArithmetic, multiplied
 from references.mla import causal, gather_rows
 
 EXACT = False
@@ -48,7 +48,8 @@ class MlaArithmetic:
 
     def __call__(self, case: MlaCase, inputs: Inputs, mode: Mode) -> dict[str, MidRad]:
         own, compute = _formats(case)
-        project = _in(self.project, compute)
+        flush = self.attention.flush_bf16
+        project = multiplied(self.project, own, compute, flush=flush)
         q = {name: _by_head(inputs[name]) for name in ("q_nope", "q_pe")}
         w_uk, w_uv = MidRad(inputs["w_uk"][None]), MidRad(inputs["w_uv"][None])
         fresh = absorbed = dot(q["q_nope"], w_uk[0], project, mode)
@@ -101,7 +102,8 @@ class MlaArithmetic:
         spec = self.attention
         places: dict[Place, Format] = {"dtype": own, "compute": compute}
         stored = own is not compute and spec.scores == "dtype"
-        scale, qk = case.softmax_scale, _in(spec.qk, compute)
+        scale = case.softmax_scale
+        qk = multiplied(spec.qk, own, compute, flush=spec.flush_bf16)
 
         def product(a: MidRad, b: MidRad) -> MidRad:
             if spec.scale_at == "both":
@@ -143,7 +145,7 @@ def envelope(
     del mode
     own, compute = _formats(case)
     low = own is not compute
-    accumulate = _in(accumulate or Accumulate(order="any"), compute)
+    accumulate = multiplied(accumulate or Accumulate(order="any"), own, compute, flush=True)
     scale = case.softmax_scale
     q_nope, q_pe = _by_head(inputs["q_nope"]), _by_head(inputs["q_pe"])
     w_uk, w_uv = MidRad(inputs["w_uk"][None]), MidRad(inputs["w_uv"][None])
@@ -372,7 +374,7 @@ def _softmax(spec: SdpaArithmetic, own: Format, compute: Format) -> SoftmaxPV:
     return replace(
         softmax,
         sum=_in(softmax.sum, compute),
-        pv=_in(softmax.pv, compute),
+        pv=multiplied(softmax.pv, own, compute, flush=spec.flush_bf16),
         weights=own if low and spec.weights else None,
         shift=own if low and spec.shift else None,
     )

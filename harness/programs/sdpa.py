@@ -14,7 +14,7 @@ from cases.sdpa import SdpaCase
 from harness.arithmetic.dot import Accumulate, dot
 from harness.arithmetic.elementwise import divide_by, tanh
 from harness.arithmetic.exponential import Exp, cubic_exp
-from harness.arithmetic.formats import FORMATS, FP32, FP64, Format, round_scalar
+from harness.arithmetic.formats import BF16, FORMATS, FP32, FP64, Format, round_scalar
 from harness.arithmetic.midrad import MidRad, cat
 from harness.arithmetic.mode import DET, Mode
 from harness.arithmetic.softmax import PLAIN_SUM, SoftmaxPV, log_sum_exp, softmax_pv
@@ -47,6 +47,8 @@ class SdpaArithmetic:
     `softmax_low`  the rest for bfloat16 and float16; None: as `softmax`.
     `weights`      the softmax weights are stored in the case's dtype before they meet V.
     `shift`        s - max is stored in the case's dtype before exp.
+    `flush_bf16`   bfloat16 factors are multiplied by instructions that read subnormals as zero and
+                   flush results: VDPBF16PS, TDPBF16PS (Intel SDM), BFMMLA (Arm ARM, FPCR.EBF=0).
     """
 
     scale_at: Literal["query", "both", "scores"] = "scores"
@@ -60,6 +62,7 @@ class SdpaArithmetic:
     softmax_low: SoftmaxPV | None = None
     weights: bool = False
     shift: bool = False
+    flush_bf16: bool = False
 
 
 _LIBRARY_EXP = Exp(e0=1.5, flush=-103.0)
@@ -111,11 +114,20 @@ TORCH_FLEX = SdpaArithmetic(softmax=TORCH_MATH.softmax, weights=True)
 
 
 def torch_flash() -> SdpaArithmetic:
-    """`TORCH_FLASH` with the float32 vectors of this CPU: 8 on AVX2, 16 on AVX512."""
+    """`TORCH_FLASH` on this CPU: float32 vectors of 8 (AVX2) or 16 (AVX512), its bf16 products."""
     low = TORCH_FLASH.softmax_low
     assert low is not None
     width = 16 if "AVX512" in torch.backends.cpu.get_cpu_capability() else 8
-    return replace(TORCH_FLASH, softmax_low=replace(low, exp=replace(low.exp, width=width)))
+    spec = replace(TORCH_FLASH, softmax_low=replace(low, exp=replace(low.exp, width=width)))
+    return with_torch_matmul(spec)
+
+
+def with_torch_matmul(spec: SdpaArithmetic) -> SdpaArithmetic:
+    """`spec` of a kernel whose bfloat16 products are torch's own on this CPU.
+
+    Where the CPU has bfloat16 products torch hands them to oneDNN, small ones excepted.
+    """
+    return replace(spec, flush_bf16=torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
 def program(spec: SdpaArithmetic) -> Program:
@@ -143,7 +155,7 @@ def program(spec: SdpaArithmetic) -> Program:
         elif spec.scale_at == "query":
             q = q.scale(round_scalar(scale, places[spec.scale_format]))
             q = q.round(places[spec.operands])
-        qk = _in(spec.qk, compute)
+        qk = multiplied(spec.qk, own, compute, flush=spec.flush_bf16)
         stored = low and spec.scores == "dtype"
 
         def step(scores: MidRad) -> MidRad:
@@ -170,7 +182,7 @@ def program(spec: SdpaArithmetic) -> Program:
         softmax = replace(
             softmax,
             sum=_in(softmax.sum, compute),
-            pv=_in(softmax.pv, compute),
+            pv=multiplied(softmax.pv, own, compute, flush=spec.flush_bf16),
             weights=own if low and spec.weights else None,
             shift=own if low and spec.shift else None,
         )
@@ -188,6 +200,7 @@ def envelope(
     scaled operands, the product, the scaled product, each softcap step, s - max, the weights,
     and one stored copy of the output before its own rounding. The exponential may be a fast one
     (1.1e-4 relative, torch's cubic) in a low precision, and 20 ulp of float32 otherwise.
+    Bfloat16 subnormals may be read as zero, and results flushed: x86 and Arm have such products.
     Radii are those of det mode whatever `mode` says: unknown rounding is not random.
 
     `accumulate` replaces the float32 accumulator in any order, e.g. `directed=True` for tensor
@@ -196,7 +209,7 @@ def envelope(
     del mode
     own, compute = _formats(case)
     low = own is not compute
-    accumulate = _in(accumulate or Accumulate(order="any"), compute)
+    accumulate = multiplied(accumulate or Accumulate(order="any"), own, compute, flush=True)
     q, k, v, visible = _grouped(case, inputs)
     scale = case.softmax_scale
     scores = dot(q, k.mT, accumulate, DET)
@@ -244,6 +257,13 @@ def _formats(case: SdpaCase) -> tuple[Format, Format]:
     """(format of the dtype, format it is computed in)."""
     own = FORMATS[case.dtype]
     return own, own if own.precision > FP32.precision else FP32
+
+
+def multiplied(accumulate: Accumulate, own: Format, compute: Format, *, flush: bool) -> Accumulate:
+    """The accumulation of products of `own`; flush: bfloat16 subnormals may be lost."""
+    if flush and own is BF16:
+        accumulate = replace(accumulate, flush=True, subnormals_lost=own)
+    return _in(accumulate, compute)
 
 
 def _in(accumulate: Accumulate, compute: Format) -> Accumulate:

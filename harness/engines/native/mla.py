@@ -14,7 +14,7 @@ from harness.arithmetic.exponential import Exp
 from harness.arithmetic.softmax import SoftmaxPV
 from harness.engines.native.torch import mla as torch_kernels
 from harness.programs.mla import MlaArithmetic
-from harness.programs.sdpa import MLX, SdpaArithmetic
+from harness.programs.sdpa import MLX, SdpaArithmetic, with_torch_matmul
 from harness.subject import Subject, Tensors
 
 DTYPES = ("float32", "bfloat16", "float16")
@@ -111,7 +111,8 @@ def _decode(
 
 _ANY = Accumulate(order="any")
 TORCH = MlaArithmetic(
-    attention=SdpaArithmetic(softmax=SoftmaxPV(exp=Exp(e0=1.5, flush=-103.0))), project=_ANY
+    attention=with_torch_matmul(SdpaArithmetic(softmax=SoftmaxPV(exp=Exp(e0=1.5, flush=-103.0)))),
+    project=_ANY,
 )
 """The docstrings of `native.torch.mla`; exp is torch's vector exp, as in `native.sdpa`."""
 MLX_PLAIN = replace(TORCH, attention=SdpaArithmetic(softmax=SoftmaxPV(exp=MLX.softmax.exp)))

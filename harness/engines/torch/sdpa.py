@@ -158,7 +158,7 @@ def _compile_and_call(*args: Any, **more: Any) -> Any:
 
 MATH = programs.program(programs.TORCH_MATH)
 FLASH_PROGRAM = programs.program(programs.torch_flash())
-FLEX = programs.program(programs.TORCH_FLEX)
+FLEX = programs.program(programs.with_torch_matmul(programs.TORCH_FLEX))
 MASKED = frozenset({"causal", "window", "scale", "kv_lens", "q_lens", "side", "layout", "schedule"})
 PLAIN = frozenset({"causal", "scale", "layout"})
 

@@ -159,9 +159,10 @@ def _even(case: MlaCase) -> str | None:
     return None
 
 
-EAGER = MlaArithmetic(path="materialised", attention=attention.HF_EAGER)
+_on_torch = attention.with_torch_matmul
+EAGER = MlaArithmetic(path="materialised", attention=_on_torch(attention.HF_EAGER))
 _FLASH = MlaArithmetic(path="materialised", attention=attention.torch_flash(), left=True)
-_MATH = MlaArithmetic(path="materialised", attention=attention.TORCH_MATH)
+_MATH = MlaArithmetic(path="materialised", attention=_on_torch(attention.TORCH_MATH))
 
 
 def _sdpa(case: MlaCase, inputs: Inputs, mode: Mode) -> dict[str, MidRad]:

@@ -123,7 +123,8 @@ def _subject(name: str, attend: Any, mask: Mask, program: Program | None, **more
     )
 
 
-EAGER = programs.program(programs.HF_EAGER)
+_on_torch = programs.with_torch_matmul
+EAGER = programs.program(_on_torch(programs.HF_EAGER))
 
 SUBJECTS = (
     _subject("llama_eager", modeling_llama.eager_attention_forward, _eager, EAGER),
@@ -138,7 +139,7 @@ SUBJECTS = (
         "gpt_oss_eager",
         modeling_gpt_oss.eager_attention_forward,
         _eager,
-        programs.program(programs.HF_EAGER_SINKS),
+        programs.program(_on_torch(programs.HF_EAGER_SINKS)),
         claims=CLAIMS | {"sinks"},
     ),
     _subject(
@@ -151,7 +152,7 @@ SUBJECTS = (
         "flex_eager",
         _flex_eager,
         _blocks,
-        programs.program(programs.TORCH_FLEX),
+        programs.program(_on_torch(programs.TORCH_FLEX)),
         claims=CLAIMS - {"schedule"} | {"softcap"},
     ),
 )
