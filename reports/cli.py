@@ -9,7 +9,7 @@ import typer
 
 from harness.engines import EngineError
 from harness.rundir import RunError
-from reports.commands import bench, explain, lanes, matrix, run
+from reports.commands import bench, check, explain, lanes, matrix, replay, run
 from reports.usage import UsageError
 
 app = typer.Typer(
@@ -20,7 +20,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-for _command in (run.run, matrix.matrix, lanes.lanes, explain.explain, bench.bench):
+for _command in (
+    run.run, matrix.matrix, check.check, replay.replay, lanes.lanes, explain.explain, bench.bench
+):  # fmt: skip
     app.command()(_command)
 
 

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import cases
 from harness import engines as _engines
-from harness import gate, profiles
+from harness import gate, profiles, runtimes
 from harness import lane as _lane
+from harness.rundir import latest
 
 ROOT = Path(__file__).resolve().parents[1]
 """The checkout: conftest.py and tests lie beside this package."""
@@ -81,6 +82,39 @@ def writable(folder: Path) -> None:
             f"--runs {folder} can't be written ({error.strerror or error}); expected a folder "
             "that takes run records: free it, or name another"
         ) from error
+
+
+def folder(run: Path | None, runs: Path) -> Path:
+    """The folder of a run that is given by its path or its name; of the latest if None.
+
+    Raises:
+        UsageError: there is no such run.
+        RunError: there is no run at all.
+    """
+    if run is None:
+        return latest(runs)
+    for found in (run, runs / run):
+        if found.is_dir():
+            return found
+    raise UsageError(
+        f"run={str(run)!r} is neither a folder nor the name of a run in {runs}; expected one of "
+        f"those that `ls {runs}` shows"
+    )
+
+
+def runtime(name: str) -> str:
+    """The runtime's name.
+
+    Raises:
+        UsageError: it is unknown.
+    """
+    return _known("runtime", [name], runtimes.NAMES, "it is whose tensors a function takes")[0]
+
+
+def resolved(source: str) -> str:
+    """FILE.py:NAME with the whole path, so that it can be found from another folder."""
+    path, colon, name = source.rpartition(":")
+    return f"{Path(path).resolve()}:{name}" if colon and path else source
 
 
 def positive(name: str, value: int | None) -> int | None:

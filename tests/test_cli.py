@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+import cases
 from harness.record import Record, Status
 from harness.rundir import open_run
 from reports import cli
@@ -64,6 +65,9 @@ def parity(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) 
         (["explain", "spda"], "op='spda'", "sdpa"),
         (["bench", "--op", "spda"], "op='spda'", "sdpa"),
         (["matrix", "no-such-run"], "run='no-such-run'", "expected one of"),
+        (["check", "f.py:g", "--op", "spda"], "op='spda'", "sdpa"),
+        (["replay", "0000", "--corpus", "no-such-folder"], "case='0000'", "expected the beginning"),
+        (["replay", "0000", "--run", "no-such-run"], "run='no-such-run'", "expected one of"),
     ],
     ids=lambda words: " ".join(words) if isinstance(words, list) else "",
 )
@@ -180,3 +184,28 @@ def test_run_judges_and_shows_the_matrix_and_the_folder(tmp_path: Path) -> None:
     assert str(folder) in done.stdout
     assert "native.banded_mask" in done.stdout
     assert (folder / "run.json").is_file()
+
+
+def test_replay_finds_a_case_of_the_latest_run(parity: Parity, tmp_path: Path) -> None:
+    case = cases.load("banded_mask").PINNED[0][1]
+    writer = open_run(tmp_path)
+    for subject in ("native.banded_mask.torch", "native.banded_mask.mlx"):
+        writer.append(
+            replace(
+                RECORD, op="banded_mask", subject=subject, case=case.to_json(), case_id=case.id,
+                status=Status.DISAGREE if subject.endswith("torch") else Status.AGREE,
+            )
+        )  # fmt: skip
+    writer.finish({})
+    words = ("--runs", str(tmp_path), "--corpus", str(tmp_path / "corpus"))
+    code, out, _ = parity("replay", case.id[:5], *words)
+    assert code == 0
+    assert out.startswith("native.banded_mask.torch@cpu (hardware): agree")
+    for more, said in (
+        (("--subject", "native.banded_mask.trch"), "expected one of "),
+        (("--lane", "amx"), "lane='amx' is none of native.banded_mask.torch"),
+        (("--subject", "mlx_lm.banded_mask.rotating"), "refuses case"),
+    ):
+        code, out, err = parity("replay", case.id, *words, *more)
+        assert (code, out) == (2, "")
+        assert said in err

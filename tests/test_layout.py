@@ -27,6 +27,7 @@ ROOT = Path(__file__).parents[1]
         "cases/{}.py",
         "cases/defects/{}.py",
         "harness/programs/{}.py",
+        "harness/signatures/{}.py",
         "tests/test_{}.py",
     ],
 )

@@ -13,6 +13,7 @@ from rich.table import Table
 
 import cases
 from cases.case import Case
+from harness import signatures
 from harness.cells import cells
 from harness.run import Cell
 from reports import usage
@@ -36,6 +37,9 @@ def explain(op: Annotated[str, typer.Argument(help="an op, such as sdpa")]) -> N
     console.print(_pairs(_outputs(module)))
     console.print("Pinned cases", style="bold")
     console.print(_pairs({pin: case.to_json() for pin, case in module.PINNED}))
+    console.print("Arguments of your own function", style="bold")
+    console.print(f"  parity check FILE.py:FUNCTION --op {name}; by keyword, any of\n")
+    console.print(_pairs(_arguments(name)))
     console.print("Subjects", style="bold")
     for subject, here in _by_subject(cells(ops=[name])).items():
         console.print(f"  {subject}")
@@ -56,6 +60,18 @@ def _meaning(op: str) -> dict[str, str]:
     }
     docs = {place: inspect.getdoc(part) or "" for place, part in parts.items()}
     return {place: said for place, said in docs.items() if "**Contract**" in said}
+
+
+def _arguments(op: str) -> dict[str, str]:
+    """What a person's own function may take and what it returns."""
+    module = signatures.load(op)
+    said = {
+        name: f"{'needed: ' if parameter.needed else ''}{parameter.meaning}"
+        for name, parameter in module.PARAMETERS.items()
+    }
+    free = ", ".join(module.FREE)
+    more = {"--features": f"asked only if named there: {free}"} if free else {}
+    return {**said, "returns": module.RETURNS, **more}
 
 
 def _outputs(module: Any) -> dict[str, str]:

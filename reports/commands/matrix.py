@@ -7,9 +7,10 @@ import pytest
 import typer
 from rich.console import Console
 
-from harness.rundir import latest, read_run
+from harness.rundir import read_run
 from reports import matrix as table
-from reports.usage import RUNS, UsageError
+from reports import usage
+from reports.usage import RUNS
 
 
 def matrix(
@@ -20,7 +21,7 @@ def matrix(
     markdown: Annotated[bool, typer.Option("--markdown", help="print Markdown")] = False,
 ) -> None:
     """Print the matrix of a run: subject by lane, what was judged, how far from the limit."""
-    folder = _folder(run, runs)
+    folder = usage.folder(run, runs)
     info, records = read_run(folder)
     if markdown:
         print(table.markdown(records), end="")
@@ -36,15 +37,3 @@ def matrix(
     if info.get("exit") == pytest.ExitCode.INTERRUPTED:
         console.print("This run was interrupted: not every cell got its cases.", style="yellow")
     console.print(str(folder), markup=False, soft_wrap=True)
-
-
-def _folder(run: Path | None, runs: Path) -> Path:
-    if run is None:
-        return latest(runs)
-    for folder in (run, runs / run):
-        if folder.is_dir():
-            return folder
-    raise UsageError(
-        f"run={str(run)!r} is neither a folder nor the name of a run in {runs}; expected one of "
-        f"those that `ls {runs}` shows"
-    )
