@@ -10,7 +10,7 @@ import torch
 from hypothesis import strategies as st
 
 from cases.case import Case, Inputs
-from cases.drawing import near, seeds, subset
+from cases.drawing import anew, near, seeds, subset
 from references.banded_mask import banded_mask
 
 FEATURES = {
@@ -266,7 +266,7 @@ def living(case: BandedMaskCase, right: int) -> list[int]:
     return row
 
 
-@st.composite
+@anew
 def strategy(
     draw: st.DrawFn, claims: frozenset[str], dtypes: tuple[str, ...], large: bool = False
 ) -> BandedMaskCase:

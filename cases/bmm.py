@@ -1,6 +1,5 @@
 """Batched matrix product: what can be asked, how it is drawn, and shapes of models and bugs."""
 
-import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
@@ -10,8 +9,9 @@ from hypothesis import strategies as st
 
 from cases import values
 from cases.case import Case, Inputs
-from cases.drawing import near, seeds, subset
+from cases.drawing import anew, near, seeds, subset
 from cases.layouts import lay_out
+from cases.memory import remembered
 from references import bmm as reference
 
 FEATURES = {
@@ -161,7 +161,7 @@ class BmmCase(Case):
         return torch.equal(with_["out"].to(dtype), without["out"].to(dtype))
 
 
-@functools.lru_cache(maxsize=8)
+@remembered
 def _inputs(case: BmmCase) -> tuple[tuple[str, torch.Tensor], ...]:
     a, b = _integers(case) if case.integral or case.values == "integers" else _reals(case)
     out = {}
@@ -278,7 +278,7 @@ def _reals(case: BmmCase) -> tuple[torch.Tensor, torch.Tensor]:
     return a, b
 
 
-@st.composite
+@anew
 def strategy(
     draw: st.DrawFn, claims: frozenset[str], dtypes: tuple[str, ...], large: bool = False
 ) -> BmmCase:

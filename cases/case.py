@@ -5,7 +5,7 @@ import hashlib
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import MISSING, asdict, dataclass, fields
+from dataclasses import MISSING, dataclass, fields
 from typing import Any, ClassVar, Self
 
 import torch
@@ -111,10 +111,8 @@ class Case(ABC):
 
     def to_json(self) -> str:
         """One line that `from_json` turns into an equal case; defaults are left out."""
-        data = asdict(self)
-        for f in _optional(type(self)):
-            if data[f.name] == f.default:
-                del data[f.name]
+        values = ((f, getattr(self, f.name)) for f in _fields(type(self)))
+        data = {f.name: value for f, value in values if value != f.default}
         return json.dumps(data, sort_keys=True)
 
     @classmethod
@@ -137,6 +135,11 @@ class Case(ABC):
     def id(self) -> str:
         """Twelve hex digits that name this case in records, reports and commands."""
         return hashlib.sha256(f"{self.op}:{self.to_json()}".encode()).hexdigest()[:12]
+
+
+@functools.cache
+def _fields(kind: type[Case]) -> tuple[Any, ...]:
+    return fields(kind)
 
 
 @functools.cache

@@ -1,8 +1,8 @@
 """What every op's strategy draws with: seeds, subsets of claimed features, boundary lengths."""
 
 import functools
-from collections.abc import Iterable, Sequence
-from typing import TypeVar
+from collections.abc import Callable, Iterable, Sequence
+from typing import Concatenate, ParamSpec, TypeVar
 
 from hypothesis import strategies as st
 
@@ -10,6 +10,7 @@ from cases.case import Case
 
 T = TypeVar("T")
 C = TypeVar("C", bound=Case)
+P = ParamSpec("P")
 
 seeds = st.integers(0, 2**32 - 1)
 """Seeds of the value stream; the smallest shrunk case has seed 0."""
@@ -23,14 +24,23 @@ def subset(draw: st.DrawFn, claims: frozenset[str], features: Iterable[str]) -> 
     return frozenset(name for name in features if name in claims and draw(_EITHER))
 
 
-def anew(strategy: st.SearchStrategy[C]) -> st.SearchStrategy[C]:
-    """The same cases, each drawn afresh.
+def anew(
+    function: Callable[Concatenate[st.DrawFn, P], C],
+) -> Callable[P, st.SearchStrategy[C]]:
+    """A composite strategy of which each case is drawn afresh.
 
     Hypothesis follows an example with up to five in which one part is a copy of another of the
     same kind; with two dozen flags a case, most of a small budget then goes to twins (33 distinct
     cases in 60 draws). It leaves unique collections alone, and a list of one is one.
     """
-    return st.lists(strategy, min_size=1, max_size=1, unique_by=_identity).map(_only)
+    composite = st.composite(function)
+
+    @functools.wraps(function)
+    def strategy(*args: P.args, **kwargs: P.kwargs) -> st.SearchStrategy[C]:
+        cases = composite(*args, **kwargs)
+        return st.lists(cases, min_size=1, max_size=1, unique_by=_identity).map(_only)
+
+    return strategy
 
 
 def _identity(case: Case) -> str:

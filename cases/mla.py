@@ -1,6 +1,5 @@
 """Multi-head latent attention: what can be asked, how it is drawn, and shapes of real models."""
 
-import functools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,7 +10,8 @@ from hypothesis import strategies as st
 
 from cases import values
 from cases.case import Case, Inputs
-from cases.drawing import near, seeds, subset
+from cases.drawing import anew, near, seeds, subset
+from cases.memory import remembered
 from references import mla as reference
 
 FEATURES = {
@@ -314,7 +314,7 @@ def _table(case: MlaCase) -> torch.Tensor:
     return table
 
 
-@functools.lru_cache(maxsize=8)
+@remembered
 def _inputs(case: MlaCase) -> tuple[tuple[str, torch.Tensor], ...]:
     filled = _filled(case)
     bad = math.nan if case.poison == "nan" else values.poison(case.dtype)
@@ -409,7 +409,7 @@ def _filled(case: MlaCase) -> dict[str, torch.Tensor]:
     return {"q_nope": q_nope, "q_pe": q_pe, "rows": rows, "w_uk": w_uk, "w_uv": w_uv}
 
 
-@st.composite
+@anew
 def strategy(
     draw: st.DrawFn, claims: frozenset[str], dtypes: tuple[str, ...], large: bool = False
 ) -> MlaCase:

@@ -1,6 +1,5 @@
 """Scaled dot-product attention: what can be asked, how it is drawn, and shapes of real models."""
 
-import functools
 import itertools
 import math
 from collections.abc import Mapping
@@ -12,9 +11,10 @@ from hypothesis import strategies as st
 
 from cases import values
 from cases.case import Case, Inputs
-from cases.drawing import mostly, near, seeds, subset
+from cases.drawing import anew, mostly, near, seeds, subset
 from cases.layouts import NAMES as LAYOUTS
 from cases.layouts import lay_out
+from cases.memory import remembered
 from references import sdpa as reference
 
 FEATURES = {
@@ -223,7 +223,7 @@ def valid_slots(lens: tuple[int, ...], length: int, side: str) -> torch.Tensor:
     return slot < lens_ if side == "right" else slot >= length - lens_
 
 
-@functools.lru_cache(maxsize=8)
+@remembered
 def _inputs(case: SdpaCase) -> tuple[tuple[str, torch.Tensor], ...]:
     q, k, v = _filled(case)
     bad = values.poison(case.dtype)
@@ -298,7 +298,7 @@ _LARGE_SHAPES = st.sampled_from(tuple(itertools.product((1, 2, 3, 8), (1, 2, 5, 
 """(kv_heads, query heads per kv head, head_dim), smallest first."""
 
 
-@st.composite
+@anew
 def strategy(
     draw: st.DrawFn, claims: frozenset[str], dtypes: tuple[str, ...], large: bool = False
 ) -> SdpaCase:

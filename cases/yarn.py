@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from cases import values
 from cases.case import Case, Inputs
 from cases.drawing import anew, near, seeds, subset
+from cases.memory import remembered
 from references import yarn as reference
 
 TYPES = ("yarn", "llama3", "linear", "dynamic", "longrope", "proportional")
@@ -422,7 +423,7 @@ def wrong_composition(rope: reference.Rope, scale: float) -> str | None:
     )
 
 
-@functools.lru_cache(maxsize=8)
+@remembered
 def _inputs(case: YarnCase) -> tuple[tuple[str, torch.Tensor], ...]:
     q_positions, k_positions = case._positions()
     shapes = (
@@ -502,20 +503,14 @@ class Claims(frozenset[str]):
         return f"only asked with {', '.join(missing)}" if missing else None
 
 
+@anew
 def strategy(
-    claims: frozenset[str], dtypes: tuple[str, ...], large: bool = False
-) -> st.SearchStrategy[YarnCase]:
+    draw: st.DrawFn, claims: frozenset[str], dtypes: tuple[str, ...], large: bool = False
+) -> YarnCase:
     """Cases that use only claimed features; shrinks towards few, small and plain rope.
 
     claims: names from FEATURES; `Claims` for those that every case must have. large: nightly sizes.
     """
-    return anew(_cases(claims, dtypes, large))
-
-
-@st.composite
-def _cases(
-    draw: st.DrawFn, claims: frozenset[str], dtypes: tuple[str, ...], large: bool
-) -> YarnCase:
     always = getattr(claims, "always", frozenset[str]())
     theme = draw(st.sampled_from(_themes(claims, always)))
     kind = theme.split()[0]

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 import cases
 from cases import layouts, values
+from cases.memory import remembered
 from cases.sdpa import SdpaCase
 from harness.contract import changed
 
@@ -34,6 +35,45 @@ def test_a_case_survives_json(op):
         assert again.id == case.id
 
     check()
+
+
+@pytest.mark.parametrize("op", cases.OPS)
+def test_a_small_budget_is_hardly_spent_on_twins(op):
+    seen = []
+
+    @settings(max_examples=60, derandomize=True, deadline=None, database=None)
+    @given(case=_drawn(op))
+    def check(case):
+        seen.append(dataclasses.replace(case, seed=0).id)
+
+    check()
+    assert len(set(seen)) >= 54, f"{len(set(seen))} different questions in {len(seen)} draws"
+
+
+def test_inputs_are_kept_for_the_next_subject_up_to_a_limit():
+    made = []
+
+    def make(case):
+        made.append(case.seed)
+        return (("x", torch.zeros(case.kv_len, dtype=torch.uint8)),)
+
+    inputs = remembered(make, limit=10)
+    one, two, big = (
+        dataclasses.replace(SMALL, seed=seed, kv_len=size)
+        for seed, size in ((1, 4), (2, 4), (3, 99))
+    )
+    assert inputs(one)[0][1] is inputs(one)[0][1]
+    inputs(two)
+    inputs(one)
+    assert made == [1, 2]
+    inputs(dataclasses.replace(one, seed=4))  # the one that was asked longest ago goes: two
+    inputs(one)
+    assert made == [1, 2, 4]
+    inputs(two)
+    assert made == [1, 2, 4, 2]
+    assert inputs(big)[0][1] is inputs(big)[0][1]  # alone above the limit
+    inputs(one)
+    assert made == [1, 2, 4, 2, 3, 1]
 
 
 @pytest.mark.parametrize("op", cases.OPS)
