@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from cases import values
 from cases.case import Case, Inputs
-from cases.drawing import anew, near, seeds, subset
+from cases.drawing import RARELY, anew, near, seeds, subset
 from cases.layouts import lay_out
 from cases.memory import remembered
 from references import bmm as reference
@@ -284,9 +284,10 @@ def strategy(
 ) -> BmmCase:
     """Cases that use only claimed features; shrinks towards few, small and featureless.
 
-    claims: names from FEATURES. large: nightly sizes (up to 4096 along one axis). A subject that
-    claims codes can't do without: they are always there.
+    claims: names from FEATURES. large: nightly sizes, in an eighth of the draws (up to 4096 along
+    one axis). A subject that claims codes can't do without: they are always there.
     """
+    large = large and draw(RARELY)
     dtype = draw(st.sampled_from(dtypes))
     on = subset(draw, claims - {"codes"}, FEATURES) | (claims & {"codes"})
     on -= {"codes"} if dtype == "int8" else frozenset()

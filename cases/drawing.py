@@ -54,6 +54,11 @@ def _only(found: list[C]) -> C:
 _EITHER = st.booleans()
 
 
+RARELY = st.sampled_from((False,) * 7 + (True,))
+"""True in one of eight draws: for sizes that cost as much as all others together. Bugs live at
+boundaries, which small shapes have as well."""
+
+
 def mostly(usual: T, others: Sequence[T]) -> st.SearchStrategy[T]:
     """`usual` in half of the draws, else one of `others`."""
     return st.sampled_from((usual,) * len(others) + tuple(others))

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from cases import values
 from cases.case import Case, Inputs
-from cases.drawing import anew, mostly, near, seeds, subset
+from cases.drawing import RARELY, anew, mostly, near, seeds, subset
 from cases.layouts import NAMES as LAYOUTS
 from cases.layouts import lay_out
 from cases.memory import remembered
@@ -306,8 +306,10 @@ def strategy(
 
     Draws are arranged so that each feature that is on can be seen in the output.
 
-    claims: names from FEATURES. large: nightly sizes (kv_len to 4096, head_dim to 256).
+    claims: names from FEATURES. large: nightly sizes, in an eighth of the draws (kv_len to 4096,
+    head_dim to 256).
     """
+    large = large and draw(RARELY)
     on = subset(draw, claims, FEATURES)
     on |= {"causal"} if on & {"window", "schedule"} else frozenset()
     on -= {"schedule"} if on & {"kv_lens", "q_lens"} else frozenset()
