@@ -10,7 +10,8 @@ from typing import Any
 import cases
 from cases.case import Case
 
-_FIELDS = {"id", "op", "subjects", "spares", "when", "case", "why", "link"}
+_FIELDS = {"id", "op", "subjects", "spares", "when", "case", "why"}
+_OPTIONAL = {"without", "device", "link"}
 SPARES = ("case", "dead")
 
 
@@ -19,6 +20,8 @@ class Known:
     """One entry of `reports/known.toml`.
 
     subjects: name patterns (fnmatch). when: what a case must be (Case.matches).
+    without: features that it must not use.
+    device: the runtime's device that it is known of, e.g. "cpu" for MLX away from Metal; "": all.
     spares: "case": such a case is not judged; "dead": only its rows that see nothing are left out.
     pinned: one case that diverges; a test demands that it still does.
     """
@@ -30,14 +33,21 @@ class Known:
     spares: str
     pinned: Case
     why: str
+    without: frozenset[str] = frozenset()
+    device: str = ""
     link: str = ""
 
-    def covers(self, subject: str, case: Case) -> bool:
+    def covers(self, subject: str, device: str | None, case: Case) -> bool:
         return (
             case.op == self.op
             and any(fnmatchcase(subject, pattern) for pattern in self.subjects)
-            and case.matches(self.when)
+            and self.device in ("", device)
+            and self.matches(case)
         )
+
+    def matches(self, case: Case) -> bool:
+        """Whether it is such a case, whoever is asked."""
+        return case.matches(self.when) and not self.without & case.features()
 
 
 def load(path: Path) -> tuple[Known, ...]:
@@ -60,13 +70,18 @@ def load(path: Path) -> tuple[Known, ...]:
 
 def _entry(path: Path, entry: Mapping[str, Any]) -> Known:
     where = f"{path}, entry {entry.get('id', '?')!r}"
-    if unknown := set(entry) - _FIELDS:
-        raise ValueError(f"{where}: unknown fields {sorted(unknown)}; known: {sorted(_FIELDS)}")
-    if missing := _FIELDS - {"link"} - set(entry):
+    if unknown := set(entry) - _FIELDS - _OPTIONAL:
+        names = sorted(_FIELDS | _OPTIONAL)
+        raise ValueError(f"{where}: unknown fields {sorted(unknown)}; known: {names}")
+    if missing := _FIELDS - set(entry):
         raise ValueError(f"{where}: {sorted(missing)} is missing")
     if entry["spares"] not in SPARES:
         raise ValueError(f"{where}: spares={entry['spares']!r}, expected one of {SPARES}")
-    pinned = cases.load(entry["op"]).CASE.from_json(entry["case"])
+    module = cases.load(entry["op"])
+    if unknown := set(entry.get("without", ())) - set(module.FEATURES):
+        names = ", ".join(module.FEATURES)
+        raise ValueError(f"{where}: without={sorted(unknown)}, expected features: {names}")
+    pinned = module.CASE.from_json(entry["case"])
     known = Known(
         id=entry["id"],
         op=entry["op"],
@@ -75,13 +90,17 @@ def _entry(path: Path, entry: Mapping[str, Any]) -> Known:
         spares=entry["spares"],
         pinned=pinned,
         why=entry["why"],
+        without=frozenset(entry.get("without", ())),
+        device=entry.get("device", ""),
         link=entry.get("link", ""),
     )
-    if not pinned.matches(known.when):
-        raise ValueError(f"{where}: its pinned case is not covered by its own `when`")
+    if not known.matches(pinned):
+        raise ValueError(f"{where}: its pinned case is not covered by its own `when` and `without`")
     return known
 
 
-def covering(entries: Iterable[Known], subject: str, case: Case) -> tuple[Known, ...]:
-    """The entries that cover this case for this subject."""
-    return tuple(known for known in entries if known.covers(subject, case))
+def covering(
+    entries: Iterable[Known], subject: str, device: str | None, case: Case
+) -> tuple[Known, ...]:
+    """The entries that cover this case for this subject on this device of its runtime."""
+    return tuple(known for known in entries if known.covers(subject, device, case))

@@ -112,7 +112,7 @@ def judge(case: Case, cell: Cell) -> Record:
         return cell.absent()
     if reason := cell.subject.refuses(case):
         return cell.record(Status.REFUSED, case, why=reason)
-    covering_ = covering(cell.known, cell.subject.name, case)
+    covering_ = covering(cell.known, cell.subject.name, cell.presence.device, case)
     if whole := [known for known in covering_ if known.spares == "case"]:
         return cell.record(Status.KNOWN, case, why=f"{whole[0].id}: {whole[0].why}")
     return ask(case, cell, spare_dead=bool(covering_))

@@ -88,7 +88,7 @@ def cell(found: Found, subject: str | None = None, lane: str | None = None) -> C
 
 def notes(found: Found, mine: Cell) -> list[str]:
     """The known divergences that cover the case: a run does not count it."""
-    entries = covering(mine.known, mine.subject.name, found.case)
+    entries = covering(mine.known, mine.subject.name, mine.presence.device, found.case)
     return [f"known divergence {entry.id}: {entry.why}" for entry in entries]
 
 

@@ -1,5 +1,6 @@
 """Accepted divergences on trial: each still diverges, and a wrong entry is refused."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,14 +15,22 @@ from harness.run import ask, judge
 ENTRIES = known.load(KNOWN)
 
 
+def covered(entry, cell, device=None):
+    """Whether the entry covers its own case in this cell, or on `device` if that is given."""
+    where = cell.presence.device if device is None else device
+    return entry.covers(cell.subject.name, where, entry.pinned)
+
+
 @pytest.mark.parametrize("entry", [pytest.param(entry, id=entry.id) for entry in ENTRIES])
 def test_a_known_divergence_still_diverges(entry):
     """Strict: when the engine has been mended, the entry must go."""
-    mine = [cell for cell in cells([entry.op]) if entry.covers(cell.subject.name, entry.pinned)]
-    assert mine, f"{entry.id}: no subject matches {', '.join(entry.subjects)}"
-    present = [cell for cell in mine if cell.presence.tier is not Tier.ABSENT]
+    named = [cell for cell in cells([entry.op]) if covered(entry, cell, device=entry.device)]
+    assert named, f"{entry.id}: no subject matches {', '.join(entry.subjects)}"
+    present = [
+        cell for cell in named if covered(entry, cell) and cell.presence.tier is not Tier.ABSENT
+    ]
     if not present:
-        raise Absent(mine[0].presence.reason)
+        raise Absent(named[0].presence.reason or f"not on {entry.device}")
     for cell in present:
         assert cell.subject.refuses(entry.pinned) is None, f"{entry.id}: {cell.name} refuses it"
         record = ask(entry.pinned, cell)
@@ -33,7 +42,7 @@ def test_a_known_divergence_still_diverges(entry):
 @pytest.mark.parametrize("entry", [pytest.param(entry, id=entry.id) for entry in ENTRIES])
 def test_a_known_divergence_does_not_fail_a_run(entry):
     for cell in cells([entry.op]):
-        if cell.presence.tier is Tier.ABSENT or not entry.covers(cell.subject.name, entry.pinned):
+        if cell.presence.tier is Tier.ABSENT or not covered(entry, cell):
             continue
         record = judge(entry.pinned, cell)
         assert record.status not in BAD
@@ -65,6 +74,7 @@ why = "because"
         (lambda text: text.replace("q_len = 1", "size = 1"), "'size' is no attribute of SdpaCase"),
         (lambda text: text.replace('op = "sdpa"', 'op = "sdap"'), "op='sdap' is unknown"),
         (lambda text: text + text, "ids must be unique"),
+        (lambda text: text + 'without = ["sink"]\n', r"without=\['sink'\], expected features"),
     ],
 )
 def test_a_wrong_entry_is_refused_with_a_sentence(tmp_path: Path, edit, message):
@@ -74,3 +84,13 @@ def test_a_wrong_entry_is_refused_with_a_sentence(tmp_path: Path, edit, message)
     path.write_text(edit(GOOD))
     with pytest.raises(ValueError, match=message):
         known.load(path)
+
+
+def test_an_entry_may_be_of_one_device_and_of_cases_without_a_feature(tmp_path: Path):
+    path = tmp_path / "known.toml"
+    path.write_text(GOOD + 'device = "cpu"\nwithout = ["sinks"]\n')
+    (entry,) = known.load(path)
+    assert entry.covers("torch.sdpa.math", "cpu", entry.pinned)
+    assert not entry.covers("torch.sdpa.math", "cuda", entry.pinned)
+    assert not entry.covers("torch.sdpa.math", "cpu", replace(entry.pinned, sinks=0.0))
+    assert known.load(path)[0].covers("torch.sdpa.math", "cpu", replace(entry.pinned, seed=5))
