@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from harness import corpus, gate, lane, machine, profiles, rundir
+from harness import corpus, engines, gate, lane, machine, profiles, rundir
 from harness.campaign import Absent, Campaign
 from harness.cells import cells
 from harness.engines import EngineError
@@ -33,6 +33,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         default=[],
         help="fail if this lane, or lane:tier, judged too little (repeatable; cpu is required)",
     )
+    group.addoption(
+        "--require-engine",
+        action="append",
+        default=[],
+        help="fail if this engine judged too little, e.g. for want of its environment (repeatable)",
+    )
     group.addoption("--runs", type=Path, default=RUNS, help="folder that takes the run's folder")
     group.addoption("--no-pinned", action="store_true", help="do not ask the pinned cases")
     group.addoption("--no-corpus", action="store_true", help="neither ask nor keep old findings")
@@ -48,10 +54,13 @@ class Session:
         self.start = time.monotonic()
         self.worker = getattr(config, "workerinput", None)
         self.required: list[str] = config.option.require_lane
+        self.engines: list[str] = config.option.require_engine
         try:
             profile = profiles.load(config.option.profile)
             for text in self.required:
                 gate.requirement(text)
+            for engine in self.engines:
+                engines.ops(engine)
         except ValueError as error:
             raise pytest.UsageError(str(error)) from error
         seeds = ((self.worker or {}).get("seed"), config.option.seed, profile.seed)
@@ -159,12 +168,13 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
         if mine.writer is not None:
             mine.writer.close()
         return
-    if mine.writer is None and not mine.required:
+    asked_for = [*mine.required, *mine.engines]
+    if mine.writer is None and not asked_for:
         return
     elapsed = round(time.monotonic() - mine.start, 1)
     folder = mine.open().finish({"duration_s": elapsed, "exit": int(session.exitstatus)})
     _, records = rundir.read_run(folder)
-    if not records and not mine.required:  # a run of tests that judge no cell
+    if not records and not asked_for:  # a run of tests that judge no cell
         rundir.discard(folder)
         return
     required = mine.required
@@ -181,6 +191,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     found = gate.findings(
         records,
         required=dict.fromkeys(required),
+        engines=dict.fromkeys(mine.engines),
         minimum=least,
         minimums=minimums,
         lane_minimum=least,

@@ -7,7 +7,7 @@ import importlib
 import pkgutil
 from types import ModuleType
 
-SHARED = frozenset({"case", "values", "layouts", "defects", "drawing", "memory"})
+SHARED = frozenset({"case", "values", "layouts", "defects", "drawing", "memory", "undrawn"})
 OPS = tuple(sorted(m.name for m in pkgutil.iter_modules(__path__) if m.name not in SHARED))
 
 

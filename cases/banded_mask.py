@@ -7,10 +7,9 @@ from itertools import takewhile
 from typing import Any, ClassVar
 
 import torch
-from hypothesis import strategies as st
 
 from cases.case import Case, Inputs
-from cases.drawing import anew, near, seeds, subset
+from cases.drawing import anew, near, seeds, st, subset
 from references.banded_mask import banded_mask
 
 FEATURES = {

@@ -5,11 +5,10 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
-from hypothesis import strategies as st
 
 from cases import values
 from cases.case import Case, Inputs
-from cases.drawing import RARELY, anew, near, seeds, subset
+from cases.drawing import RARELY, anew, near, seeds, st, subset
 from cases.layouts import lay_out
 from cases.memory import remembered
 from references import bmm as reference

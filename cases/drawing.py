@@ -1,12 +1,17 @@
 """What every op's strategy draws with: seeds, subsets of claimed features, boundary lengths."""
 
 import functools
+import importlib.util
 from collections.abc import Callable, Iterable, Sequence
-from typing import Concatenate, ParamSpec, TypeVar
-
-from hypothesis import strategies as st
+from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeVar
 
 from cases.case import Case
+from cases.undrawn import Strategies
+
+if TYPE_CHECKING or importlib.util.find_spec("hypothesis"):
+    from hypothesis import strategies as st
+else:
+    st = Strategies()
 
 T = TypeVar("T")
 C = TypeVar("C", bound=Case)

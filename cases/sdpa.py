@@ -7,11 +7,10 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
-from hypothesis import strategies as st
 
 from cases import values
 from cases.case import Case, Inputs
-from cases.drawing import RARELY, anew, mostly, near, seeds, subset
+from cases.drawing import RARELY, anew, mostly, near, seeds, st, subset
 from cases.layouts import NAMES as LAYOUTS
 from cases.layouts import lay_out
 from cases.memory import remembered

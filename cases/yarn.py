@@ -7,11 +7,10 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Self
 
 import torch
-from hypothesis import strategies as st
 
 from cases import values
 from cases.case import Case, Inputs
-from cases.drawing import anew, near, seeds, subset
+from cases.drawing import anew, near, seeds, st, subset
 from cases.memory import remembered
 from references import yarn as reference
 

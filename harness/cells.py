@@ -1,9 +1,13 @@
 """Every cell that the tree of engines offers: a subject on each of its lanes, present or not."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from harness import engines, known, lane, runtimes
+from harness.environments import declared as environments
+from harness.environments.client import Place
+from harness.environments.store import Store
 from harness.lane import Presence, Tier
 from harness.run import Cell
 from harness.subject import Subject
@@ -30,24 +34,40 @@ def cells(
         for op in engines.ops(engine):
             if ops is not None and op not in ops:
                 continue
-            for subject, missing in _subjects(engine, op):
-                for where in subject.lanes:
-                    if lanes is None or where in lanes:
-                        presence = (
-                            Presence(tier=Tier.ABSENT, reason=missing)
-                            if missing
-                            else _presence(subject, where)
-                        )
-                        mine = tuple(entry for entry in accepted if entry.op == op)
-                        found.append(
-                            Cell(op=op, subject=subject, lane=where, presence=presence, known=mine)
-                        )
+            mine = tuple(entry for entry in accepted if entry.op == op)
+            for subject, seat in _subjects(engine, op):
+                found += [
+                    Cell(
+                        op=op,
+                        subject=subject,
+                        lane=where,
+                        presence=_presence(subject, where, seat),
+                        place=seat.place,
+                        known=mine,
+                    )
+                    for where in subject.lanes
+                    if lanes is None or where in lanes
+                ]
     return tuple(sorted(found, key=lambda cell: (cell.op, cell.subject.name, cell.lane)))
 
 
-def _subjects(engine: str, op: str) -> list[tuple[Subject, str]]:
-    """Subjects with the reason why they are absent, "" when they are not."""
-    if reason := engines.absent(engine):
+@dataclass(frozen=True, kw_only=True)
+class _Seat:
+    """Where an engine is: in this process, in a worker (`place` and the `lanes` that it has), or
+    nowhere, with the reason."""
+
+    missing: str = ""
+    place: Place | None = None
+    lanes: Mapping[str, Mapping[str, Presence]] = field(default_factory=dict)
+
+
+def _subjects(engine: str, op: str) -> list[tuple[Subject, _Seat]]:
+    """Subjects, each with its seat."""
+    reason = engines.absent(engine)
+    if reason is None:
+        return [(subject, _Seat()) for subject in engines.subjects(engine, op)]
+    declared = environments.serving(engine)
+    if declared is None:
         nobody = Subject(
             name=f"{engine}.{op}.*",
             run=lambda case, tensors: {},
@@ -55,12 +75,24 @@ def _subjects(engine: str, op: str) -> list[tuple[Subject, str]]:
             dtypes=(),
             lanes=engines.lanes(engine),
         )
-        return [(nobody, reason)]
-    return [(subject, "") for subject in engines.subjects(engine, op)]
+        return [(nobody, _Seat(missing=reason))]
+    ready = Store().find(declared)
+    if ready is None:
+        seat = _Seat(missing=f"no environment: `{declared.remedy}` builds it")
+    else:
+        module = f"harness.engines.{engine}.{op}"
+        place = Place(environment=declared.name, command=ready.command, module=module)
+        seat = _Seat(place=place, lanes=ready.facts.lanes)
+    return [(subject, seat) for subject in engines.subjects(engine, op)]
 
 
-def _presence(subject: Subject, where: str) -> Presence:
-    presence = runtimes.presence(subject.runtime, where)
+def _presence(subject: Subject, where: str, seat: _Seat) -> Presence:
+    if seat.missing:
+        return Presence(tier=Tier.ABSENT, reason=seat.missing)
+    if seat.place is None:
+        presence = runtimes.presence(subject.runtime, where)
+    else:
+        presence = seat.lanes[subject.runtime][where]
     if where in subject.emulated:  # whatever the machine has, this subject does not use it
         return Presence(
             tier=Tier.EMULATED,

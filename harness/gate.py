@@ -56,6 +56,7 @@ def findings(
     records: Sequence[Record],
     *,
     required: Iterable[str] = (),
+    engines: Iterable[str] = (),
     cells: Iterable[CellName] = (),
     minimum: int = MINIMUM,
     minimums: Mapping[CellName, int] | None = None,
@@ -64,9 +65,10 @@ def findings(
 ) -> list[str]:
     """Every reason not to pass, worst first; none means that the run passed.
 
-    required: lanes, as for `requirement`. cells: every cell that was to be asked; one without a
-    record is a finding. minimum: cases that each present cell must judge, unless `minimums` names
-    another number for it. lane_minimum: the same for each required lane as a whole.
+    required: lanes, as for `requirement`. engines: those that must have judged something. cells:
+    every cell that was to be asked; one without a record is a finding. minimum: cases that each
+    present cell must judge, unless `minimums` names another number for it. lane_minimum: the same
+    for each required lane and engine as a whole.
 
     Raises:
         ValueError: an unknown required lane.
@@ -80,6 +82,8 @@ def findings(
     out: list[str] = []
     for demand in demands:
         out += _lane(demand, records, lane_minimum)
+    for engine in engines:
+        out += _engine(engine, records, lane_minimum)
     for cell in dict.fromkeys([*by_cell, *cells]):
         least = (minimums or {}).get(cell, minimum)
         out += _cell(cell, by_cell.get(cell, []), least, vacuous_cap)
@@ -121,6 +125,20 @@ def _lane(demand: Requirement, records: Sequence[Record], least: int) -> list[st
         judged = fitting
     if len(judged) < least:
         return [f"{said}: judged {len(judged)} cases, expected at least {least}"]
+    return []
+
+
+def _engine(engine: str, records: Sequence[Record], least: int) -> list[str]:
+    """What the required engine lacks."""
+    mine = [record for record in records if record.subject.split(".", 1)[0] == engine]
+    said = f"--require-engine {engine}"
+    if all(record.status is Status.ABSENT for record in mine):
+        reasons = Counter(record.why for record in mine)
+        why = "; ".join(reason for reason, _ in reasons.most_common())
+        return [f"{said}: absent: {why or 'no subject of it was asked'}"]
+    judged = sum(record.status in JUDGED for record in mine)
+    if judged < least:
+        return [f"{said}: judged {judged} cases, expected at least {least}"]
     return []
 
 

@@ -9,6 +9,8 @@ from typing import Any
 import torch
 
 from harness import runtimes
+from harness.environments import declared
+from harness.environments.store import Store
 from harness.lane import LANES, Presence
 
 PACKAGES = ("torch", "transformers", "mlx", "mlx-lm", "hypothesis")
@@ -27,6 +29,7 @@ def describe(root: Path) -> dict[str, Any]:
             }
             for runtime, tiers in presences().items()
         },
+        "environments": environments(),
         "git": commit(root),
     }
 
@@ -40,6 +43,16 @@ def versions() -> dict[str, str | None]:
         except importlib.metadata.PackageNotFoundError:
             found[package] = None
     return found
+
+
+def environments() -> dict[str, dict[str, Any]]:
+    """Host and versions of every engine's own environment that can be asked."""
+    found = {one.name: Store().find(one) for one in declared.load().values()}
+    return {
+        name: {"host": ready.facts.host, "versions": ready.facts.versions}
+        for name, ready in found.items()
+        if ready is not None
+    }
 
 
 def cpu() -> dict[str, Any]:

@@ -7,7 +7,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-FORMAT = 1
+FORMAT = 2
 """The version of the record's fields; a reader refuses a newer one."""
 
 
@@ -39,6 +39,7 @@ class Record:
     why: one sentence for everything that is not plain agreement.
     where: index of the worst element in `output`.
     fault: the entry of the fault dictionary that explains the residual, if one does.
+    lost: "case" where the worker died or hung over it, "worker" where there was none to ask.
     subject_ms, program_ms, other_ms: wall time by what it was spent on, in milliseconds.
     """
 
@@ -57,6 +58,7 @@ class Record:
     where: tuple[int, ...] = ()
     why: str = ""
     fault: str = ""
+    lost: str = ""
     subject_ms: float = 0.0
     program_ms: float = 0.0
     other_ms: float = 0.0

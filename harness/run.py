@@ -2,7 +2,7 @@
 
 import time
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
@@ -10,9 +10,12 @@ import torch
 
 from cases import defects
 from cases.case import Case, Inputs
-from harness import contract, faults, programs, runtimes
+from harness import contract, faults, programs
 from harness.arithmetic.mode import DET, PROB
+from harness.call import Elsewhere, Wrong, call
 from harness.compare import Verdict, compare
+from harness.environments import client
+from harness.environments.client import Lost, NoWorker
 from harness.known import Known, covering
 from harness.lane import Presence, Tier
 from harness.record import Record, Status
@@ -27,12 +30,13 @@ FRESH = 3
 
 @dataclass(frozen=True, kw_only=True)
 class Cell:
-    """A subject on a lane, and how the lane is present here."""
+    """A subject on a lane, how the lane is present, and in which worker it runs, if in one."""
 
     op: str
     subject: Subject
     lane: str
     presence: Presence
+    place: client.Place | None = None
     known: tuple[Known, ...] = field(default=(), repr=False)
 
     @property
@@ -98,12 +102,8 @@ class _Clock:
         }
 
 
-class _Wrong(Exception):
-    """The subject answered, and its answer breaks the contract."""
-
-
-class _Elsewhere(Exception):
-    """Another kernel ran than the one that was meant."""
+class Raised(Exception):
+    """The subject raised in its worker; carries the traceback from there."""
 
 
 def judge(case: Case, cell: Cell) -> Record:
@@ -112,28 +112,47 @@ def judge(case: Case, cell: Cell) -> Record:
         return cell.absent()
     if reason := cell.subject.refuses(case):
         return cell.record(Status.REFUSED, case, why=reason)
-    covering_ = covering(cell.known, cell.subject.name, cell.presence.device, case)
-    if whole := [known for known in covering_ if known.spares == "case"]:
-        return cell.record(Status.KNOWN, case, why=f"{whole[0].id}: {whole[0].why}")
+    covering_ = _covering(case, cell)
+    if known := _whole(covering_):
+        return cell.record(Status.KNOWN, case, why=f"{known.id}: {known.why}")
     return ask(case, cell, spare_dead=bool(covering_))
+
+
+def _covering(case: Case, cell: Cell) -> tuple[Known, ...]:
+    return covering(cell.known, cell.subject.name, cell.presence.device, case)
+
+
+def _whole(entries: Iterable[Known]) -> Known | None:
+    """The first entry that spares the whole case."""
+    return next((known for known in entries if known.spares == "case"), None)
 
 
 def ask(case: Case, cell: Cell, *, spare_dead: bool = False) -> Record:
     """`judge` without refusals and known divergences: the bare question, as known.toml pins it."""
+    try:
+        return _asked(case, cell, spare_dead=spare_dead)
+    except (Lost, NoWorker) as error:
+        lost = "case" if isinstance(error, Lost) else "worker"
+        return cell.record(Status.ERROR, case, excess=float("inf"), why=str(error), lost=lost)
+
+
+def _asked(case: Case, cell: Cell, *, spare_dead: bool) -> Record:
     clock = _Clock()
     inputs = case.inputs()
     if reason := case.vacuous(inputs):
         return cell.record(Status.VACUOUS, case, why=reason)
     try:
         observed = answer(case, inputs, cell, clock)
-    except _Wrong as error:
+    except Wrong as error:
         return cell.record(
             Status.DISAGREE, case, excess=float("inf"), why=str(error), **clock.split()
         )
-    except _Elsewhere as error:
+    except Elsewhere as error:
         return cell.record(Status.ERROR, case, excess=float("inf"), why=str(error))
-    except Exception:
-        why = traceback.format_exc(limit=-3).strip()
+    except (Lost, NoWorker):
+        raise
+    except Exception as error:
+        why = str(error) if isinstance(error, Raised) else traceback.format_exc(limit=-3).strip()
         return cell.record(Status.ERROR, case, excess=float("inf"), why=why, **clock.split())
     keep = dict(case.judged(inputs))
     if spare_dead:
@@ -144,62 +163,56 @@ def ask(case: Case, cell: Cell, *, spare_dead: bool = False) -> Record:
 def answer(
     case: Case, inputs: Inputs, cell: Cell, clock: _Clock | None = None
 ) -> dict[str, torch.Tensor]:
-    """What the subject says: outputs by name, on the CPU.
+    """What the subject says, in this process or in its worker: outputs by name, on the CPU.
 
     Raises:
-        Exception: whatever the subject raises.
+        Lost, NoWorker: the worker has no answer.
+        Exception: what `harness.call` raises.
     """
     clock = clock or _Clock()
-    runtime = runtimes.load(cell.subject.runtime)
-    device = cell.presence.device or ""
-    answers, sent = [], {}
-    for again in range(2 if case.seed % AGAIN == 0 else 1):
-        with runtime.on(device):
-            sent = {name: runtime.send(x, device) for name, x in inputs.items()}
-            with clock.of_subject():
-                call = _traced if again else _call
-                answers.append(call(case, sent, cell, runtime))
-    problem = contract.broken(case, answers[0]) or contract.changed(
-        inputs, {name: runtime.fetch(x) for name, x in sent.items()}
+    device, again = cell.presence.device or "", case.seed % AGAIN == 0
+    if cell.place is None:
+        return call(cell.subject, case, inputs, device, clock.of_subject, again=again)
+    reply = _worker(cell.place).ask(_request(case, cell, cell.place))
+    clock.subject += reply.ms
+    match reply.outcome:
+        case "wrong":
+            raise Wrong(reply.why)
+        case "elsewhere":
+            raise Elsewhere(reply.why)
+        case "raised":
+            raise Raised(reply.why)
+    if problem := contract.broken(case, reply.outputs):
+        raise Wrong(problem)
+    return reply.outputs
+
+
+def plan(asked: Iterable[Case], cell: Cell) -> None:
+    """Tell the cell's worker what it will be asked, in this order, so that it answers in batches.
+
+    Not sent ahead: what the subject refuses, or what is known to diverge.
+    """
+    if cell.place is not None:
+        _worker(cell.place).plan(
+            _request(case, cell, cell.place)
+            for case in asked
+            if not (cell.subject.refuses(case) or _whole(_covering(case, cell)))
+        )
+
+
+def _worker(place: client.Place) -> client.Worker:
+    return client.worker(place.environment, place.command)
+
+
+def _request(case: Case, cell: Cell, place: client.Place) -> client.Request:
+    return client.Request(
+        op=cell.op,
+        module=place.module,
+        subject=cell.subject.name,
+        case=case,
+        device=cell.presence.device or "",
+        again=case.seed % AGAIN == 0,
     )
-    if problem is None and len(answers) == 2:
-        problem = contract.same(*answers)
-    if problem:
-        raise _Wrong(problem)
-    return answers[0]
-
-
-def _call(case: Case, sent: dict, cell: Cell, runtime: runtimes.Runtime) -> dict[str, torch.Tensor]:
-    raw = cell.subject.run(case, dict(sent))
-    if not isinstance(raw, Mapping):
-        raise _Wrong(
-            f"the subject returned {type(raw).__name__}, expected a dict of "
-            f"{', '.join(case.output_dtypes())}"
-        )
-    return {name: _fetched(runtime, name, x) for name, x in raw.items()}
-
-
-def _traced(
-    case: Case, sent: dict, cell: Cell, runtime: runtimes.Runtime
-) -> dict[str, torch.Tensor]:
-    """The call with its path proof: the kernels that were meant are among those that ran."""
-    meant = [name.format(device=cell.presence.device) for name in cell.subject.kernels]
-    if not meant:
-        return _call(case, sent, cell, runtime)
-    with runtime.trace() as ran:
-        got = _call(case, sent, cell, runtime)
-    if missing := [name for name in meant if name not in ran]:
-        raise _Elsewhere(
-            f"{', '.join(missing)} did not run; ran: {', '.join(sorted(ran)) or 'nothing'}"
-        )
-    return got
-
-
-def _fetched(runtime: runtimes.Runtime, name: str, x: object) -> torch.Tensor:
-    try:
-        return runtime.fetch(x)
-    except TypeError as error:
-        raise _Wrong(f"output {name}: {error}") from error
 
 
 def _without_dead(case: Case, inputs: Inputs, keep: dict[str, torch.Tensor]) -> dict:

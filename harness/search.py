@@ -10,9 +10,13 @@ import cases
 from cases.case import Case
 from harness.profiles import Profile
 from harness.record import BAD, Record, Status
-from harness.run import Cell, judge
+from harness.run import Cell, judge, plan
 
 _CHECKS = (HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.large_base_example)
+
+
+AHEAD = 2000
+"""Cases drawn ahead for a worker; what is asked beyond them goes one by one."""
 
 
 class Found(Exception):
@@ -38,11 +42,13 @@ def search(
     Given are those of the corpus, and then, if `pinned`, the op's pinned ones. A case of the corpus
     is small already; after a pinned one that is wrong, drawing goes on, to find a smaller one.
 
+    A case over which a worker is lost is recorded and not shrunk; the others go on.
+
     keep: takes every record up to the finding and then the smallest failing one, not the tries
         in between. run_seed: with the cell's name it decides what is drawn.
 
     Returns:
-        The record of the smallest failing case, or None.
+        The record of the smallest failing case, else of one over which a worker was lost, or None.
     """
     count = profile.examples if examples is None else examples
     if cell.subject.slow:
@@ -50,37 +56,59 @@ def search(
     if count == 0:
         return None
     module = cases.load(cell.op)
-    if found := _given(corpus, cell, keep):
-        return found
-    large = _given((case for _, case in module.PINNED), cell, keep) if pinned else None
+    found_before = list(corpus)
+    published = [case for _, case in module.PINNED] if pinned else []
     strategy = module.strategy(cell.subject.claims, cell.subject.dtypes, large=profile.large)
+
+    def drawing(body: Callable[[Case], None], examples: int) -> Callable[[], None]:
+        """`body` on drawn cases: the same ones whatever it does, until it raises."""
+        return seed(_seed(run_seed, cell.name))(
+            settings(
+                max_examples=examples,
+                deadline=None,
+                database=None,
+                derandomize=False,
+                report_multiple_bugs=False,
+                print_blob=False,
+                suppress_health_check=_CHECKS,
+                phases=(Phase.generate, Phase.target, Phase.shrink),
+            )(given(case=strategy)(body))
+        )
+
+    if cell.place is not None:
+        # A worker answers several cases a message. What will be asked is known by drawing it twice.
+        ahead = [*found_before, *published]
+
+        def note(case: Case) -> None:
+            ahead.append(case)
+
+        drawing(note, min(count, AHEAD))()
+        plan(ahead, cell)
+    lost: list[Record] = []
+    if found := _given(found_before, cell, keep, lost):
+        return found
+    large = _given(published, cell, keep, lost)
+    if large is not None and large.lost:  # nobody is there to be asked
+        return large
     failing: list[Record] = []
 
-    @seed(_seed(run_seed, cell.name))
-    @settings(
-        max_examples=count,
-        deadline=None,
-        database=None,
-        derandomize=False,
-        report_multiple_bugs=False,
-        print_blob=False,
-        suppress_health_check=_CHECKS,
-        phases=(Phase.generate, Phase.target, Phase.shrink),
-    )
-    @given(case=strategy)
     def check(case: Case) -> None:
+        if lost and lost[-1].lost == "worker":
+            return
         record = judge(case, cell)
         if not failing:
             keep(record)
+        if record.lost:  # shrinking would start a worker for every try
+            lost.append(record)
         # While shrinking, a case that is wrong in another way is not this finding made smaller.
-        if record.status in BAD and (not failing or record.status is failing[0].status):
+        elif record.status in BAD and (not failing or record.status is failing[0].status):
             failing.append(record)
             raise Found(record)
-        if profile.target:
+        elif profile.target:
             target(min(record.excess, 1e6), label="excess")
 
     try:
-        check()
+        drawing(check, count)()
     except Found as found:
         smallest = found.record
     except FlakyFailure:
@@ -92,7 +120,7 @@ def search(
             why=f"not repeatable: the same case was judged wrong, and later right ({first.why})",
         )
     else:
-        return large
+        return large or (lost[0] if lost else None)
     if smallest.case_id != failing[0].case_id:
         keep(smallest)
     return smallest
@@ -102,12 +130,19 @@ def _case(record: Record) -> Case:
     return cases.load(record.op).CASE.from_json(record.case)
 
 
-def _given(given: Iterable[Case], cell: Cell, keep: Callable[[Record], None]) -> Record | None:
-    """Judge cases that are not drawn; the finding, if any. What is not claimed is refused."""
+def _given(
+    given: Iterable[Case], cell: Cell, keep: Callable[[Record], None], lost: list[Record]
+) -> Record | None:
+    """Judge cases that are not drawn; the finding, if any. What is not claimed is refused.
+
+    lost: takes the records over which a worker was lost; the other cases go on.
+    """
     for case in given:
         record = judge(case, cell)
         keep(record)
-        if record.status in BAD:
+        if record.lost == "case":
+            lost.append(record)
+        elif record.status in BAD:
             return record
     return None
 

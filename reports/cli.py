@@ -9,7 +9,7 @@ import typer
 
 from harness.engines import EngineError
 from harness.rundir import RunError
-from reports.commands import bench, check, explain, lanes, matrix, replay, run
+from reports.commands import bench, check, env, explain, lanes, matrix, replay, run
 from reports.usage import UsageError
 
 app = typer.Typer(
@@ -24,6 +24,7 @@ for _command in (
     run.run, matrix.matrix, check.check, replay.replay, lanes.lanes, explain.explain, bench.bench
 ):  # fmt: skip
     app.command()(_command)
+app.add_typer(env.app, name="env")
 
 
 def main() -> None:

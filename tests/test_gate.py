@@ -161,3 +161,18 @@ def test_chance_rule_keeps_its_promise(elements: int) -> None:
     )
     assert tail < FALSE_ALARM
     assert head > 0.99
+
+
+def test_a_required_engine_that_is_absent_or_judged_too_little_fails():
+    vllm = replace(ABSENT, subject="vllm.sdpa.paged", why="`parity env create vllm`")
+    assert findings([*CLEAN, vllm], engines=["vllm"]) == [
+        "--require-engine vllm: absent: `parity env create vllm`"
+    ]
+    assert findings(CLEAN, engines=["vllm"]) == [
+        "--require-engine vllm: absent: no subject of it was asked"
+    ]
+    judged = replace(CLEAN[0], subject="vllm.sdpa.paged")
+    assert findings([*CLEAN, vllm, judged], engines=["vllm"]) == []
+    assert findings([*CLEAN, judged], engines=["vllm"], lane_minimum=2) == [
+        "--require-engine vllm: judged 1 cases, expected at least 2"
+    ]

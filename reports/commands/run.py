@@ -28,6 +28,10 @@ def run(
         list[str] | None,
         typer.Option(help="fail if this lane judged too little: cuda, amx:hardware (repeatable)"),
     ] = None,
+    require_engine: Annotated[
+        list[str] | None,
+        typer.Option(help="fail if this engine judged too little (repeatable)"),
+    ] = None,
     runs: Annotated[Path, typer.Option(help="folder that takes the run's folder")] = RUNS,
     no_pinned: Annotated[
         bool, typer.Option("--no-pinned", help="do not ask the pinned cases")
@@ -48,6 +52,7 @@ def run(
     }
     switches = [word for word, on in (("--no-pinned", no_pinned), ("--no-corpus", no_corpus)) if on]
     required, processes = usage.required(require_lane), _workers(workers)
+    demanded = usage.engines(require_engine) or ()
     usage.writable(runs)
     words = _pytest(
         ops=_asked(ops, engines, lanes),
@@ -55,6 +60,7 @@ def run(
         lanes=lanes,
         options=options,
         required=required,
+        demanded=demanded,
         workers=processes,
     )
     raise typer.Exit(_code([sys.executable, "-m", "pytest", *words, *switches]))
@@ -97,6 +103,7 @@ def _pytest(
     lanes: tuple[str, ...] | None,
     options: dict[str, object],
     required: list[str],
+    demanded: tuple[str, ...],
     workers: str,
 ) -> list[str]:
     """The words of the pytest command."""
@@ -111,6 +118,7 @@ def _pytest(
     words += ["-m", " or ".join(lanes)] if lanes else []
     words += [f"{name}={value}" for name, value in options.items() if value is not None]
     words += [f"--require-lane={text}" for text in required]
+    words += [f"--require-engine={name}" for name in demanded]
     return words if workers == "1" else [*words, "-n", workers]
 
 

@@ -1,0 +1,90 @@
+"""One call of a subject on its device, from CPU tensors to CPU tensors, with its path proof.
+
+Runs in this process or in a worker: imports nothing but the harness and torch.
+"""
+
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+
+import torch
+
+from cases.case import Case, Inputs
+from harness import contract, runtimes
+from harness.subject import Subject
+
+Timed = Callable[[], AbstractContextManager[None]]
+"""Opens a context whose wall time is the subject's."""
+
+
+class Wrong(Exception):
+    """The subject answered, and its answer breaks the contract."""
+
+
+class Elsewhere(Exception):
+    """Another kernel ran than the one that was meant."""
+
+
+def call(
+    subject: Subject, case: Case, inputs: Inputs, device: str, timed: Timed, *, again: bool
+) -> dict[str, torch.Tensor]:
+    """What the subject says: outputs by name, on the CPU.
+
+    again: ask twice, the second time with the path proof; both answers must have the same bits.
+
+    Raises:
+        Wrong: the answer breaks the contract.
+        Elsewhere: the trace does not show the subject's kernels.
+        Exception: whatever the subject raises.
+    """
+    runtime = runtimes.load(subject.runtime)
+    answers, sent = [], {}
+    for traced in (False, True)[: 1 + again]:
+        with runtime.on(device):
+            sent = {name: runtime.send(x, device) for name, x in inputs.items()}
+            with timed():
+                run = _traced if traced else _outputs
+                answers.append(run(subject, case, sent, runtime, device))
+    problem = contract.broken(case, answers[0]) or contract.changed(
+        inputs, {name: runtime.fetch(x) for name, x in sent.items()}
+    )
+    if problem is None and again:
+        problem = contract.same(*answers)
+    if problem:
+        raise Wrong(problem)
+    return answers[0]
+
+
+def _outputs(
+    subject: Subject, case: Case, sent: dict, runtime: runtimes.Runtime, device: str
+) -> dict[str, torch.Tensor]:
+    del device  # the tensors are there already
+    raw = subject.run(case, dict(sent))
+    if not isinstance(raw, Mapping):
+        raise Wrong(
+            f"the subject returned {type(raw).__name__}, expected a dict of "
+            f"{', '.join(case.output_dtypes())}"
+        )
+    return {name: _fetched(runtime, name, x) for name, x in raw.items()}
+
+
+def _traced(
+    subject: Subject, case: Case, sent: dict, runtime: runtimes.Runtime, device: str
+) -> dict[str, torch.Tensor]:
+    """The call with its path proof: the kernels that were meant are among those that ran."""
+    meant = [name.format(device=device) for name in subject.kernels]
+    if not meant:
+        return _outputs(subject, case, sent, runtime, device)
+    with runtime.trace() as ran:
+        got = _outputs(subject, case, sent, runtime, device)
+    if missing := [name for name in meant if name not in ran]:
+        raise Elsewhere(
+            f"{', '.join(missing)} did not run; ran: {', '.join(sorted(ran)) or 'nothing'}"
+        )
+    return got
+
+
+def _fetched(runtime: runtimes.Runtime, name: str, x: object) -> torch.Tensor:
+    try:
+        return runtime.fetch(x)
+    except TypeError as error:
+        raise Wrong(f"output {name}: {error}") from error
