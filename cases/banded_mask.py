@@ -298,9 +298,10 @@ def strategy(
     if "steps" in on:
         steps = draw(_schedule(reach, size or window if "size" in claims else None))
         if size and size > n + 1 and draw(st.sampled_from((False, True, False))):
-            full = True  # to the last slot, and no further
-            first = draw(st.integers(1, size - n - 1))
-            steps = (first, size - n - first)
+            full = True  # to the last slot, and no further; or not quite
+            held = draw(near(size, low=n + 2, high=size))
+            first = draw(st.integers(1, held - n - 1))
+            steps = (first, held - n - first)
         offset = sum(steps)
     elif "offset" in on:
         offset = draw(near(reach, max(reach - n, 0), low=0, high=top))

@@ -10,6 +10,7 @@ import torch
 
 from cases import defects
 from cases.case import Case, Inputs
+from cases.defects import Defect
 from harness import contract, faults, programs
 from harness.arithmetic.mode import DET, PROB
 from harness.call import Elsewhere, Wrong, call
@@ -46,7 +47,17 @@ class Cell:
     @property
     def program(self) -> Program:
         """The arithmetic declared for the device, or the op's envelope."""
-        return self.subject.programs.get(self.presence.device or "", programs.envelope(self.op))
+        return self.subject.programs.get(self.presence.device or "", self.envelope)
+
+    @property
+    def envelope(self) -> Program:
+        """What the dtypes of the op allow, whoever computes it."""
+        return programs.envelope(self.op)
+
+    @property
+    def dictionary(self) -> tuple[Defect, ...]:
+        """The faults that are looked for in a wrong answer."""
+        return defects.load(self.op)
 
     @property
     def replicated(self) -> bool:
@@ -255,9 +266,9 @@ def _verdict(
     verdict = compare(observed, timed(cell.program, mode), keep)
     if verdict.allowed:
         return record(Status.AGREE, verdict)
-    bound = timed(programs.envelope(cell.op), DET)
+    bound = timed(cell.envelope, DET)
     outside = compare(observed, bound, keep)
-    fault = faults.name(case, inputs, observed, bound, defects.load(cell.op))
+    fault = faults.name(case, inputs, observed, bound, cell.dictionary)
     if fault:
         return record(Status.DISAGREE, verdict, f"{fault}; {verdict.why}", fault.defect.name)
     if not outside.allowed:

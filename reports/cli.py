@@ -9,7 +9,7 @@ import typer
 
 from harness.engines import EngineError
 from harness.rundir import RunError
-from reports.commands import bench, check, env, explain, lanes, matrix, replay, run
+from reports.commands import bench, check, env, explain, lanes, matrix, power, replay, run
 from reports.usage import UsageError
 
 app = typer.Typer(
@@ -21,7 +21,8 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 for _command in (
-    run.run, matrix.matrix, check.check, replay.replay, lanes.lanes, explain.explain, bench.bench
+    run.run, matrix.matrix, check.check, replay.replay, lanes.lanes, explain.explain, bench.bench,
+    power.power,
 ):  # fmt: skip
     app.command()(_command)
 app.add_typer(env.app, name="env")

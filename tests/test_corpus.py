@@ -15,8 +15,8 @@ from harness import corpus, profiles
 from harness.campaign import Campaign, Finding
 from harness.corpus import Entry
 from harness.engines.torch.sdpa import MATH
+from harness.power import planted
 from harness.record import Status
-from tests import planted
 
 ROOT = Path(__file__).resolve().parent.parent
 RIGHT = planted.faithful("sdpa", MATH)

@@ -1,46 +1,30 @@
 """Proof that the harness can fail: each planted defect is caught, and a perfect subject passes."""
 
 import functools
+import re
 from dataclasses import replace
 
 import pytest
 import torch
-from hypothesis import HealthCheck, Phase, given, seed, settings
 
 import cases
 from cases import defects
-from cases.case import Case
+from cases.defects import Defect
 from cases.sdpa import SdpaCase
 from harness import engines, faults, profiles, programs
 from harness.arithmetic.mode import DET
 from harness.compare import compare
+from harness.power import planted, questions
+from harness.power.measure import measure
+from harness.power.questions import Question
+from harness.power.trial import Trial
 from harness.subject import Program, Subject
-from tests import planted
 
 BUDGET = profiles.load("premerge").examples
 PERFECT = 10_000
 """Cases that perfect subjects are put to, over all declared programs of all ops."""
 
-
-@functools.cache
-def drawn(op: str, claims: frozenset[str], dtype: str, count: int) -> tuple[Case, ...]:
-    """The first cases that the pre-merge generator draws."""
-    found = []
-
-    @seed(0)
-    @settings(
-        max_examples=count,
-        database=None,
-        deadline=None,
-        phases=(Phase.generate,),
-        suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
-    )
-    @given(case=cases.load(op).strategy(claims, (dtype,)))
-    def draw(case):
-        found.append(case)
-
-    draw()
-    return tuple(found)
+drawn = functools.cache(questions.drawn)
 
 
 def declared() -> list[tuple[str, Subject, Program]]:
@@ -56,46 +40,82 @@ def declared() -> list[tuple[str, Subject, Program]]:
 
 
 DECLARED = declared()
-TRIALS = [
-    pytest.param(op, subject, program, dtype, id=f"{subject.name}-{dtype}")
-    for op, subject, program in DECLARED
-    for dtype in subject.dtypes
-    if defects.load(op) and (op == "sdpa" or subject.engine == "native")
-]
-"""Every attention subject, and for the other ops our own, whose arithmetic the others vary."""
+
+ANY_SUBJECT = (
+    "window-plus-one",
+    "window-minus-one",
+    "window-ignored-in-decode",
+    "last-key-missing",
+    "upper-left",
+    "sink-dropped",
+    "softcap-ignored",
+    "heads-tiled",
+    "scale-plus-0.1%",
+)
+"""What must be caught in attention of any declared arithmetic, within the dtypes or not."""
 
 
-@pytest.mark.parametrize(("op", "subject", "program", "dtype"), TRIALS)
-def test_every_defect_is_caught_within_the_premerge_budget(op, subject, program, dtype):
+@pytest.mark.parametrize(
+    ("subject", "program", "dtype"),
+    [
+        pytest.param(subject, program, dtype, id=f"{subject.name}-{dtype}")
+        for op, subject, program in DECLARED
+        if op == "sdpa"
+        for dtype in subject.dtypes
+    ],
+)
+def test_declared_attention_catches_small_faults_within_the_premerge_budget(
+    subject, program, dtype
+):
     """The same kernel, answering the faulty question, is told from the right one."""
-    alive = {defect.name: defect for defect in defects.load(op)}
-    shown = set()
-    for case in drawn(op, subject.claims, dtype, BUDGET):
-        if not alive:
+    chosen = [fault for fault in defects.planted("sdpa") if fault.name in ANY_SUBJECT]
+    assert len(chosen) == len(ANY_SUBJECT)
+    trial = Trial(
+        "sdpa", dtype, program=program, faults=chosen, named=False, rules=False, again=False
+    )
+    for case in drawn("sdpa", dtype, BUDGET, subject.claims):
+        if subject.refuses(case) is None:
+            trial.put(Question(case=case))
+        if all(tally.caught for tally in trial.tallies):
             break
-        inputs = case.inputs()
-        if subject.refuses(case) or case.vacuous(inputs):
-            continue
-        allowed = program(case, inputs, planted.mode(case))
-        right = planted.rounded(case, allowed)
-        for name, defect in list(alive.items()):
-            wrong = planted.faulty(program, defect, case, inputs)
-            if wrong is None or all(torch.equal(wrong[key], right[key]) for key in right):
-                continue  # the fault can't show here, or rounds to the same bits
-            shown.add(name)
-            if not compare(wrong, allowed, case.judged(inputs)).allowed:
-                del alive[name]
-    missed = sorted(shown & set(alive))
+    missed = [tally.defect for tally in trial.tallies if not (tally.caught or tally.equivalent)]
     assert not missed, f"{subject.name} in {dtype}: not caught in {BUDGET} cases: {missed}"
+
+
+BELOW = {
+    "sdpa": {"scale-plus-0.1%"},
+    "bmm": {"scale-plus-0.1%"},
+}
+"""Defects that two roundings of a 16-bit dtype may hide: a constant rounded there is off by more.
+Only a kernel that declares its arithmetic is told (above)."""
+
+SHORT = ("bfloat16", "float16")
+
+
+@pytest.mark.parametrize(
+    ("op", "dtype"), [(op, dtype) for op in defects.OPS for dtype in cases.load(op).DTYPES]
+)
+def test_every_defect_is_caught_within_the_premerge_budget(op, dtype):
+    """As a person's own kernel is judged, and by drawn cases alone."""
+    tallies = measure(
+        op, dtype, BUDGET, pinned=False, old=False, named=False, rules=False, again=False
+    )
+    missed = {tally.defect for tally in tallies if not (tally.caught or tally.equivalent)}
+    assert missed <= (BELOW.get(op, set()) if dtype in SHORT else set())
 
 
 @pytest.mark.parametrize("op", defects.OPS)
 def test_every_defect_shows_in_some_drawn_case(op):
     """No defect is caught by never being asked: each changes the answer to some drawn case."""
     module = cases.load(op)
-    hidden = {defect.name: defect for defect in defects.load(op)}
-    features = frozenset(module.FEATURES)
-    for case in (case for dtype in module.DTYPES for case in drawn(op, features, dtype, BUDGET)):
+    hidden = {fault.name: fault for fault in defects.planted(op) if isinstance(fault, Defect)}
+    asked = (
+        case
+        for dtype in module.DTYPES
+        for claims in questions.kinds(op)
+        for case in drawn(op, dtype, BUDGET, claims)
+    )
+    for case in asked:
         if not hidden:
             break
         inputs = case.inputs()
@@ -107,6 +127,19 @@ def test_every_defect_shows_in_some_drawn_case(op):
             ):
                 del hidden[name]
     assert not hidden
+
+
+def test_every_real_bug_is_planted_or_says_why_not():
+    known = defects.bugs()
+    planted_ = {bug for op in defects.OPS for fault in defects.planted(op) for bug in fault.bugs}
+    excused = {bug for bug, entry in known.items() if "unplanted" in entry}
+    assert len(known) == 127
+    assert planted_ | excused == set(known)
+    assert not planted_ & excused
+    for bug, entry in known.items():
+        assert re.fullmatch(r"B\d{3}", bug)
+        assert entry["ref"]
+        assert entry.get("unplanted", "because").strip()
 
 
 DISTINCT = {
@@ -123,7 +156,7 @@ DISTINCT = {
 def test_a_perfect_subject_passes(op, subject, program):
     each = -(-PERFECT // (len(DISTINCT) * len(subject.dtypes)))
     for dtype in subject.dtypes:
-        for case in drawn(op, subject.claims, dtype, each):
+        for case in drawn(op, dtype, each, subject.claims):
             inputs = case.inputs()
             if subject.refuses(case):
                 continue
@@ -183,28 +216,38 @@ def test_small_faults_are_caught_at_length_300(subject, program, dtype):
     assert {"window-plus-one", "window-minus-one", "last-key-missing"} <= shown
 
 
-@pytest.mark.parametrize("name", [d.name for d in defects.load("sdpa")])
+SHORT_KEYS = replace(
+    LONG, dtype="float32", q_len=8, sinks=0.0, softcap=20.0, scale=0.3, kv_len=40, window=24,
+    batch=2,
+)  # fmt: skip
+RAGGED = {"kv_lens": (40, 31)}
+SHOWN_BY = {
+    "padding-visible": RAGGED,
+    "mask-replaced": RAGGED,
+    "mask-read-ragged": RAGGED,
+    "mask-over-heads": RAGGED,
+    "query-masked-by-oldest-key": RAGGED | {"side": "left", "q_len": 1},
+    "mask-added": {"softcap": None},
+    "window-ignored-in-decode": {"schedule": (5, 1, 1, 1)},
+    "causal-ignored": {"window": None},  # else the same keys as another fault's
+    "first-key-missing": {"window": None},
+    "tail-of-one-dropped": {"kv_len": 33, "q_len": 1, "kv_lens": (33, 20)},
+    "dead-rows-average": {"kv_len": 5, "window": None, "sinks": None, "softcap": None},
+    "first-request-for-all": {"kv_heads": 1},
+    "sink-of-the-first-head": {"kv_heads": 1},
+    "heads-regrouped": {"heads": 6},
+    "heads-left-out": {"heads": 6},
+    "lse-transposed": {"lse": True},
+}
+"""What a case needs besides, for this fault to be told from the others."""
+
+
+@pytest.mark.parametrize("name", [d.name for d in defects.load("sdpa") if not d.rounding])
 def test_the_matched_filter_names_the_planted_fault(name):
     """By the envelope alone, on the reference's own answer in float32."""
     dictionary = defects.load("sdpa")
     [defect] = [d for d in dictionary if d.name == name]
-    case = replace(
-        LONG,
-        dtype="float32",
-        q_len=8,
-        sinks=0.0,
-        softcap=20.0,
-        scale=0.3,
-        kv_len=40,
-        window=24,
-        batch=2,
-    )
-    if name == "padding-visible":
-        case = replace(case, kv_lens=(40, 31))
-    if name in ("window-ignored-in-decode",):
-        case = replace(case, schedule=(5, 1, 1, 1))
-    if name in ("causal-ignored", "first-key-missing"):  # else the same keys as another fault's
-        case = replace(case, window=None)
+    case = replace(SHORT_KEYS, **SHOWN_BY.get(name, {}))
     inputs = case.inputs()
     wrong = defect.answer(case, inputs)
     assert wrong is not None
@@ -219,7 +262,7 @@ def test_the_matched_filter_names_the_planted_fault(name):
 
 def test_no_fault_is_named_in_a_right_answer():
     dictionary = defects.load("sdpa")
-    for case in drawn("sdpa", frozenset({"causal", "window", "sinks"}), "bfloat16", 40):
+    for case in drawn("sdpa", "bfloat16", 40, frozenset({"causal", "window", "sinks"})):
         inputs = case.inputs()
         observed = {k: x.to(torch.bfloat16) for k, x in case.expected(inputs).items()}
         envelope = programs.envelope("sdpa")(case, inputs, DET)

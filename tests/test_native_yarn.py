@@ -17,11 +17,11 @@ from cases.yarn import YarnCase
 from harness import engines
 from harness.campaign import Absent
 from harness.engines.native.torch import yarn as native
+from harness.power import planted
 from harness.programs.yarn import MLX, program
 from harness.record import Status
 from harness.run import ask
 from references import yarn as reference
-from tests import planted
 
 ALL = frozenset(yarn.FEATURES)
 PINNED = dict(yarn.PINNED)

@@ -9,10 +9,10 @@ from cases.sdpa import SdpaCase
 from harness.arithmetic.midrad import MidRad
 from harness.engines.torch.sdpa import MATH
 from harness.lane import Presence, Tier
+from harness.power import planted
 from harness.programs import sdpa as programs
 from harness.record import Status
 from harness.run import judge
-from tests import planted
 
 CASE = SdpaCase(
     dtype="bfloat16", seed=8, values="normal", batch=2, q_len=3, kv_len=40, heads=4, kv_heads=2,

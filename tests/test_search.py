@@ -6,9 +6,9 @@ import pytest
 
 from harness import profiles
 from harness.engines.torch.sdpa import MATH
+from harness.power import planted
 from harness.record import BAD, Status
 from harness.search import search
-from tests import planted
 
 PROFILE = profiles.load("premerge")
 RIGHT = planted.faithful("sdpa", MATH)

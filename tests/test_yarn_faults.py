@@ -14,9 +14,9 @@ from cases.yarn import YarnCase
 from harness import profiles, programs
 from harness.arithmetic.mode import DET
 from harness.compare import compare
+from harness.power import planted
 from harness.record import Status
 from harness.run import ask
-from tests import planted
 
 DEFECTS = {defect.name: defect for defect in defects.load("yarn")}
 PINNED = dict(yarn.PINNED)

@@ -8,9 +8,8 @@ import torch
 
 from cases.banded_mask import BandedMaskCase, living
 from cases.case import Inputs
-from cases.defects import Defect, Question
+from cases.defects import Ask, Defect, Lasting, Question
 
-Ask = Callable[[BandedMaskCase, Inputs], Question | None]
 Shift = Callable[[BandedMaskCase, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 """(case, visible, position, slot) to the faulty `visible`; see `_slots`."""
 
@@ -137,6 +136,25 @@ def _sliding(case: BandedMaskCase, visible: Any, position: Any, slot: Any) -> to
     return (slot <= position) & (slot > position - (case.chunk or 1)) & (slot >= 0)
 
 
+def _stray(case: BandedMaskCase, out: Inputs) -> Inputs:
+    """Every row sees a slot that nothing was written to."""
+    return {**out, "stray": torch.ones_like(out["stray"])}
+
+
+def _window_of_the_first_call() -> Ask:
+    """One mask is made in the first layer that has a window, and serves every later one."""
+    first: list[int] = []
+
+    def ask(case: BandedMaskCase, inputs: Inputs) -> Question | None:
+        if case.window is None:
+            return None
+        first.append(case.window)
+        size = None if case.size is None else max(case.size, first[0])
+        return replace(case, window=first[0], size=size), inputs
+
+    return ask
+
+
 DEFECTS = (
     Defect(
         name="window-plus-one",
@@ -261,5 +279,21 @@ DEFECTS = (
         question=_itself(lambda case: case.chunk is not None and case.batch is None),
         answer_of=_changed(_sliding),
     ),
+    Defect(
+        name="empty-slots-visible",
+        bugs=("B053",),
+        sentence="slots of a rotating cache visible before anything is written to them",
+        question=_itself(lambda case: case.size is not None and case.offset + case.n < case.size),
+        answer_of=_stray,
+    ),
 )
 """The fault dictionary: each is planted by the tests and looked for in every residual."""
+
+LASTING = (
+    Lasting(
+        name="window-of-the-first-call",
+        bugs=("B007",),
+        sentence="window of an earlier call",
+        begin=_window_of_the_first_call,
+    ),
+)

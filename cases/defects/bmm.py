@@ -7,11 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from cases.bmm import BmmCase
+from cases.bmm import CODE_OF_ZERO, CODES_PER_SCALE, BmmCase
 from cases.case import Inputs
-from cases.defects import Defect, Question
-
-Ask = Callable[[BmmCase, Inputs], Question | None]
+from cases.defects import Ask, Defect, Lasting, Question
+from cases.defects._rounding import nearest, truncated
 
 ROWS = 16
 """Rows of an AMX tile, and columns of its result."""
@@ -215,12 +214,11 @@ def _accumulated(step: Callable[[BmmCase], int]) -> Ask:
         width = step(case)
         if case.dtype not in ("bfloat16", "float16") or case.k <= width:
             return None
-        dtype = getattr(torch, case.dtype)
         a, b = inputs["a"].double(), inputs["b"].double()
         total = torch.zeros(case.batch, case.m, case.n, dtype=torch.float64)
         for k in range(0, case.k, width):
             total += a[..., k : k + width] @ b[:, k : k + width]
-            total = total.float().to(dtype).double()
+            total = nearest(total, case.dtype)
         return _says(case, _finished(case, inputs, total))
 
     return ask
@@ -230,17 +228,14 @@ def _truncated(case: BmmCase, inputs: Inputs, out: Tensor) -> Tensor | None:
     """The low bits are cut off where the result is made short."""
     if case.dtype not in ("bfloat16", "float16") or case.wide:
         return None
-    near = out.float().to(getattr(torch, case.dtype))
-    beyond = (near.double().abs() > out.abs()) & near.isfinite()
-    return (near.view(torch.int16) - beyond.short()).view(near.dtype).double()
+    return truncated(out, case.dtype)
 
 
 def _rounded_before_addend(case: BmmCase, inputs: Inputs) -> Question | None:
     if case.addend is None or case.dtype not in ("bfloat16", "float16"):
         return None
-    product = inputs["a"].double() @ inputs["b"].double()
-    product = product.float().to(getattr(torch, case.dtype))
-    return _says(case, _finished(case, inputs, product.double()))
+    product = nearest(inputs["a"].double() @ inputs["b"].double(), case.dtype)
+    return _says(case, _finished(case, inputs, product))
 
 
 def _saturating_pairs(case: BmmCase, inputs: Inputs) -> Question | None:
@@ -261,6 +256,70 @@ def _no_compensation(case: BmmCase, inputs: Inputs, out: Tensor) -> Tensor | Non
         return None
     out[..., -tail:] += 128 * inputs["b"].double().sum(1, keepdim=True)[..., -tail:]
     return out
+
+
+def _accumulator_dropped(case: BmmCase, inputs: Inputs) -> Question | None:
+    """fma with its operands in another order: each product replaces the sum."""
+    if case.k == 1:
+        return None
+    return replace(case, k=1), {**inputs, "a": inputs["a"][..., -1:], "b": inputs["b"][:, -1:]}
+
+
+def _accumulator_kept(case: BmmCase, inputs: Inputs) -> Question | None:
+    """Accumulators are not cleared between the matrices of a batch."""
+    if case.batch == 1:
+        return None
+    product = (inputs["a"].double() @ inputs["b"].double()).cumsum(0)
+    return _says(case, _finished(case, inputs, product))
+
+
+def _other_blocks(case: BmmCase, inputs: Inputs) -> Question | None:
+    """A row of scales is spread over K evenly: each is for 32 k, and the last one for fewer."""
+    if not case.codes or case.k % CODES_PER_SCALE == 0 or case.k < CODES_PER_SCALE:
+        return None
+    scales = inputs["scales"].double()
+    size = -(-case.k // scales.shape[-1])
+    each = scales.repeat_interleave(size, -1)[..., : case.k]
+    b = (inputs["codes"].double() - CODE_OF_ZERO) * each
+    return case, {**inputs, "b": b.mT}
+
+
+# State between calls -------------------------------------------------------------------------
+
+
+def _weights_of_the_shape() -> Ask:
+    """Packed weights are kept by their shape: the first B of a shape serves all that follow."""
+    packed: dict[Any, Tensor] = {}
+
+    def ask(case: BmmCase, inputs: Inputs) -> Question:
+        b = packed.setdefault((case.dtype, case.batch, case.k, case.n), inputs["b"])
+        return case, {**inputs, "b": b}
+
+    return ask
+
+
+def _tiles_of_the_last_call() -> Ask:
+    """Tiles are configured anew only where the depth grows: a shallower call multiplies on into
+    what the deeper one left behind, so its sum has that call's last products too."""
+    left: dict[Any, tuple[Tensor, Tensor]] = {}
+
+    def ask(case: BmmCase, inputs: Inputs) -> Question | None:
+        tail = case.k % _depth(case)
+        a, b = inputs["a"].double(), inputs["b"].double()
+        before = left.get(case.dtype)
+        if before is None or tail >= before[0].shape[-1]:
+            left[case.dtype] = a[0, 0, case.k - tail :], b[0, case.k - tail :, 0]
+            return None
+        extra_a, extra_b = (x[tail:] for x in before)
+        count = len(extra_a)
+        other = replace(case, k=case.k + count)
+        return other, {
+            **inputs,
+            "a": torch.cat([a, extra_a.expand(case.batch, case.m, count)], 2),
+            "b": torch.cat([b, extra_b[:, None].expand(case.batch, count, case.n)], 1),
+        }
+
+    return ask
 
 
 # Scale and addend ----------------------------------------------------------------------------
@@ -302,8 +361,10 @@ def _column_bias(case: BmmCase, inputs: Inputs) -> Question | None:
     }
 
 
-def _defect(name: str, bugs: tuple[str, ...], sentence: str, question: Ask) -> Defect:
-    return Defect(name=name, bugs=bugs, sentence=sentence, question=question)
+def _defect(
+    name: str, bugs: tuple[str, ...], sentence: str, question: Ask, *, rounding: bool = False
+) -> Defect:
+    return Defect(name=name, bugs=bugs, sentence=sentence, question=question, rounding=rounding)
 
 
 DEFECTS = (
@@ -400,12 +461,37 @@ DEFECTS = (
         "halves of K added in the inputs' dtype",
         _accumulated(lambda case: -(-case.k // 2)),
     ),
-    _defect("truncated", (), "result truncated instead of rounded", _answering(_truncated)),
+    _defect(
+        "truncated",
+        (),
+        "result truncated instead of rounded",
+        _answering(_truncated),
+        rounding=True,
+    ),
+    _defect(
+        "accumulator-dropped",
+        ("B161",),
+        "only the last product is left: the accumulator is not added",
+        _accumulator_dropped,
+    ),
+    _defect(
+        "accumulator-not-cleared",
+        ("B194",),
+        "sums go on from those of the matrix before: accumulators are not cleared",
+        _accumulator_kept,
+    ),
+    _defect(
+        "blocks-of-scales",
+        ("B167",),
+        "scales spread evenly over K instead of 32 each",
+        _other_blocks,
+    ),
     _defect(
         "rounded-before-addend",
         ("B192",),
         "product rounded to the output's dtype before the addend comes",
         _rounded_before_addend,
+        rounding=True,
     ),
     _defect("int8-pairs-saturate", ("B199",), "pairs of int8 products saturate", _saturating_pairs),
     _defect(
@@ -422,3 +508,18 @@ DEFECTS = (
     _defect("scale-plus-0.1%", (), "product scaled by 1.001 too much", _scaled(1.001)),
 )
 """The fault dictionary: each is planted by the tests and looked for in every residual."""
+
+LASTING = (
+    Lasting(
+        name="weights-kept-by-shape",
+        bugs=(),
+        sentence="B of an earlier call with the same shape",
+        begin=_weights_of_the_shape,
+    ),
+    Lasting(
+        name="tiles-of-an-earlier-call",
+        bugs=(),
+        sentence="tile shape left from an earlier call: its last products are added",
+        begin=_tiles_of_the_last_call,
+    ),
+)

@@ -7,11 +7,10 @@ from dataclasses import replace
 import torch
 
 from cases.case import Inputs
-from cases.defects import Defect, Question
+from cases.defects import Ask, Defect, Lasting, Question
+from cases.defects._rounding import SHORT, truncated
 from cases.mla import MlaCase
 from references import mla as reference
-
-Ask = Callable[[MlaCase, Inputs], Question | None]
 
 
 def _scaled(by: Callable[[MlaCase], float | None]) -> Ask:
@@ -140,6 +139,12 @@ def _other_units(case: MlaCase, inputs: Inputs) -> Question | None:
         return None
     table = inputs["table"] * case.page_size % inputs["cache"].shape[0]
     return case, {**inputs, "table": table}
+
+
+def _wrapped_ids(case: MlaCase, inputs: Inputs) -> Question | None:
+    """Page times stride overflows: ids wrap, here after half of the pages."""
+    half = inputs["cache"].shape[0] // 2
+    return None if case.page_size is None else (case, {**inputs, "table": inputs["table"] % half})
 
 
 def _stale_page(case: MlaCase, inputs: Inputs) -> Question | None:
@@ -330,6 +335,74 @@ def _empty_merged(
     return rows, {"q_pe": q_pe, "visible": seen}
 
 
+def _other_strides(case: MlaCase, inputs: Inputs) -> torch.Tensor | None:
+    """[T, H, L]: the last part's output, whose heads stand L + R apart, is read as if they stood L
+    apart like those of the merge's other operand."""
+    if case.splits == 1 or case.heads == 1:
+        return None
+    part = _parts(case)
+    visible = _seen(case, inputs)
+    total = torch.zeros(case.rows, case.heads, case.latent_dim, dtype=torch.float64)
+    cache, start = case.written(inputs), 0
+    for request, (count, length) in enumerate(zip(*case.lengths(), strict=True)):
+        mine = slice(start, start + count)
+        start += count
+        if not count:
+            continue
+        rows = reference.gather_rows(cache, inputs["table"][request], length)
+        outs, lses = [], []
+        for index in range(case.splits):
+            seen = visible[mine, :length] & (part[request, :length] == index)
+            q_latent = reference.absorb(inputs["q_nope"][mine], inputs["w_uk"])
+            out, lse = reference.attend(
+                q_latent, inputs["q_pe"][mine], rows, seen, case.softmax_scale
+            )
+            outs.append(out)
+            lses.append(lse)
+        wide = torch.nn.functional.pad(outs[-1], (0, case.rope_dim)).flatten(1)
+        outs[-1] = wide[:, : case.heads * case.latent_dim].reshape(outs[0].shape)
+        total[mine], _ = reference.merge(torch.stack(outs), torch.stack(lses))
+    return total
+
+
+def _misread_part(case: MlaCase, inputs: Inputs) -> Question | None:
+    wrong = _other_strides(case, inputs)
+    return None if wrong is None else (case, {**inputs, "o_latent": wrong})
+
+
+def _misread_latent(case: MlaCase, out: Inputs) -> Inputs:
+    wrong = _other_strides(case, case.inputs()) if "o_latent" in out else None
+    return out if wrong is None else {**out, "o_latent": wrong}
+
+
+def _short(case: MlaCase, inputs: Inputs) -> Question | None:
+    return (case, inputs) if case.dtype in SHORT else None
+
+
+def _truncated(case: MlaCase, out: Inputs) -> Inputs:
+    return {**out, "out": truncated(out["out"], case.dtype)}
+
+
+def _low_operands(case: MlaCase, inputs: Inputs) -> Question | None:
+    """float32 tensors go through bfloat16 matrix units; what is stored is right."""
+    if case.dtype != "float32":
+        return None
+    names = ("q_nope", "q_pe", "latent", "k_pe", "cache", "w_uk", "w_uv")
+    return case, {**inputs, **{name: inputs[name].bfloat16().float() for name in names}}
+
+
+def _scale_of_the_first_call() -> Ask:
+    """The softmax scale is computed once."""
+    first: list[float] = []
+
+    def ask(case: MlaCase, inputs: Inputs) -> Question:
+        first.append(case.softmax_scale)
+        mscale = math.sqrt(first[0] * math.sqrt(case.nope_dim + case.rope_dim))
+        return replace(case, mscale=mscale), inputs
+
+    return ask
+
+
 def _own_cache(case: MlaCase, out: Inputs) -> Inputs:
     """The fault is not in what is written: the cache comes out right."""
     if "cache" not in out:
@@ -386,7 +459,7 @@ DEFECTS = (
     ),
     Defect(
         name="k-pe-ignored",
-        bugs=(),
+        bugs=("B159",),
         sentence="rotated columns left out of the scores",
         question=_weights(lambda case, inputs: {"q_pe": torch.zeros_like(inputs["q_pe"])}),
     ),
@@ -525,7 +598,7 @@ DEFECTS = (
     ),
     Defect(
         name="lse-of-another-head",
-        bugs=("B169",),
+        bugs=("B018", "B169"),
         sentence="parts merged with the log-sum-exp of another head",
         question=_merged(lambda case, lse, top: lse.roll(1, 1).clamp_min(-1e9) - lse),
         answer_of=_own_cache,
@@ -537,5 +610,43 @@ DEFECTS = (
         question=_on_rows(_empty_merged),
         answer_of=_own_cache,
     ),
+    Defect(
+        name="page-ids-wrap",
+        bugs=("B158",),
+        sentence="page ids wrap around: page times stride overflows",
+        question=_wrapped_ids,
+    ),
+    Defect(
+        name="part-read-with-other-strides",
+        bugs=("B144",),
+        sentence="last part of the keys merged with the strides of the others",
+        question=_misread_part,
+        answer_of=_misread_latent,
+    ),
+    Defect(
+        name="operands-bfloat16",
+        bugs=(),
+        sentence="float32 inputs rounded to bfloat16",
+        question=_low_operands,
+        answer_of=_own_cache,
+    ),
+    Defect(
+        name="truncated",
+        bugs=(),
+        sentence="output truncated instead of rounded",
+        question=_short,
+        answer_of=_truncated,
+        rounding=True,
+        listed=False,
+    ),
 )  # fmt: skip
 """The fault dictionary: each is planted by the tests and looked for in every residual."""
+
+LASTING = (
+    Lasting(
+        name="scale-of-the-first-call",
+        bugs=(),
+        sentence="softmax scale of an earlier call",
+        begin=_scale_of_the_first_call,
+    ),
+)

@@ -1,18 +1,24 @@
 """Wrong versions of scaled dot-product attention."""
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import torch
 
+from cases import values
 from cases.case import Inputs
-from cases.defects import Defect, Question
+from cases.defects import Ask, Defect, Lasting, Question
+from cases.defects._rounding import SHORT, nearest, truncated
 from cases.sdpa import SdpaCase
 from references.sdpa import visible_keys
 
+BLOCK = 16
+"""Keys in a block of the planted kernels that work by blocks."""
 
-def _window(change: int) -> Callable[[SdpaCase, Inputs], Question | None]:
+
+def _window(change: int) -> Ask:
     def ask(case: SdpaCase, inputs: Inputs) -> Question | None:
         if case.window is None:
             return None
@@ -83,7 +89,7 @@ def _one_ahead(case: SdpaCase, inputs: Inputs) -> Question | None:
     return case, {**inputs, "visible": visible & free[:, None]}
 
 
-def _without(field: str) -> Callable[[SdpaCase, Inputs], Question | None]:
+def _without(field: str) -> Ask:
     def ask(case: SdpaCase, inputs: Inputs) -> Question | None:
         if getattr(case, field) is None:
             return None
@@ -93,7 +99,7 @@ def _without(field: str) -> Callable[[SdpaCase, Inputs], Question | None]:
     return ask
 
 
-def _scaled(by: float) -> Callable[[SdpaCase, Inputs], Question | None]:
+def _scaled(by: float) -> Ask:
     def ask(case: SdpaCase, inputs: Inputs) -> Question | None:
         return replace(case, scale=case.softmax_scale * by), inputs
 
@@ -131,6 +137,294 @@ def _sink_scaled(case: SdpaCase, inputs: Inputs) -> Question | None:
     if case.sinks is None:
         return None
     return case, {**inputs, "sinks": inputs["sinks"].double() * case.softmax_scale}
+
+
+# Masks ---------------------------------------------------------------------------------------
+
+
+def _mask_added(case: SdpaCase, inputs: Inputs) -> Question | None:
+    """A mask of bools is added to the scores: 1 for a visible key, 0 for a hidden one.
+
+    Row i gets a column of its own, 1 / scale, which meets a 1 in the keys that it sees.
+    """
+    visible = inputs["visible"]
+    if bool(visible.all()) or case.softcap is not None:
+        return None
+    wide = (case.batch, case.heads, case.q_len, case.q_len)
+    row = (torch.eye(case.q_len).double() / case.softmax_scale).expand(wide)
+    seen = visible.mT.double().expand(case.batch, case.kv_heads, case.kv_len, case.q_len)
+    other = replace(case, head_dim=case.head_dim + case.q_len, scale=case.softmax_scale)
+    return other, {
+        **inputs,
+        "q": torch.cat([inputs["q"].double(), row], -1),
+        "k": torch.cat([inputs["k"].double(), seen], -1),
+        "visible": torch.ones_like(visible),
+    }
+
+
+def _mask_over_heads(case: SdpaCase, inputs: Inputs) -> Question | None:
+    """The mask's batch axis meets the axis of kv heads: as many requests as kv heads."""
+    if case.batch == 1 or case.batch != case.kv_heads:
+        return None
+    group = case.heads // case.kv_heads
+    visible = inputs["visible"][:, 0].repeat_interleave(group, 0).expand(case.batch, -1, -1, -1)
+    wide = replace(case, kv_heads=case.heads)
+    k, v = (inputs[name].repeat_interleave(group, 1) for name in ("k", "v"))
+    return wide, {**inputs, "k": k, "v": v, "visible": visible}
+
+
+def _mask_replaced(case: SdpaCase, inputs: Inputs) -> Question | None:
+    """The caller's mask is overwritten by a causal one of the padded lengths."""
+    if case.kv_lens is None and case.q_lens is None:
+        return None
+    return _visible(replace(case, kv_lens=None, q_lens=None), inputs)
+
+
+def _mask_read_ragged(case: SdpaCase, inputs: Inputs) -> Question | None:
+    """A padded mask is read as the rows of all requests one after another, without padding."""
+    if case.kv_lens is None and case.q_lens is None:
+        return None
+    flat = inputs["visible"].flatten()
+    visible = torch.zeros_like(inputs["visible"])
+    start = 0
+    for request, (rows, keys) in enumerate(zip(*case._lens(), strict=True)):
+        part = flat[start : start + rows * keys].reshape(rows, keys)
+        visible[request, 0, :rows, :keys] = part
+        start += rows * keys
+    return case, {**inputs, "visible": visible}
+
+
+def _oldest_pad_bit(case: SdpaCase, inputs: Inputs) -> Question | None:
+    """A padding mask over the keys is cut to the length of the new tokens, and multiplies them."""
+    if case.kv_lens is None or case.side != "left" or case.q_len > 1:
+        return None
+    kept = (torch.tensor(case.kv_lens) == case.kv_len)[:, None, None, None]
+    k, v = inputs["k"].clone(), inputs["v"].clone()
+    for x in (k, v):
+        x[:, :, -1:] *= kept
+    return case, {**inputs, "q": inputs["q"] * kept, "k": k, "v": v}
+
+
+def _past_the_end(case: SdpaCase, inputs: Inputs) -> Question | None:
+    """The last rows run on to a whole block of keys; what stands beyond the end is zero."""
+    beyond = -case.kv_len % BLOCK
+    if beyond == 0 or case.kv_lens is not None:
+        return None
+    k, v = (torch.nn.functional.pad(inputs[n], (0, 0, 0, beyond)) for n in ("k", "v"))
+    visible = torch.nn.functional.pad(inputs["visible"], (0, beyond))
+    visible[..., -1:, case.kv_len :] = inputs["visible"][..., -1:, -1:]
+    other = replace(case, kv_len=case.kv_len + beyond, schedule=())
+    return other, {**inputs, "k": k, "v": v, "visible": visible}
+
+
+def _tail_of_one(case: SdpaCase, inputs: Inputs) -> Question | None:
+    """A last vector of a single key is left out."""
+    if case.kv_len % 32 != 1 or case.kv_len == 1:
+        return None
+    visible = inputs["visible"].clone()
+    visible[..., -1] = False
+    return case, {**inputs, "visible": visible}
+
+
+def _dead(inputs: Inputs) -> torch.Tensor:
+    """bool [batch, 1, q_len, 1]: rows that see no key."""
+    return ~inputs["visible"].any(-1, keepdim=True)
+
+
+def _dead_rows_average(case: SdpaCase, inputs: Inputs) -> Question | None:
+    """A finite mask value: where every key is hidden, all count alike."""
+    dead = _dead(inputs)
+    if not bool(dead.any()) or case.sinks is not None:
+        return None
+    return case, {
+        **inputs,
+        "q": inputs["q"].masked_fill(dead, 0.0),
+        "visible": inputs["visible"] | dead,
+    }
+
+
+def _nan_where(rows: Callable[[SdpaCase, Inputs], torch.Tensor]) -> dict[str, Any]:
+    """NaN in the rows [batch, 1, q_len, 1] that `rows` gives; no fault where it gives none."""
+
+    def ask(case: SdpaCase, inputs: Inputs) -> Question | None:
+        return (case, inputs) if bool(rows(case, inputs).any()) else None
+
+    def answer_of(case: SdpaCase, out: Inputs) -> Inputs:
+        bad = rows(case, case.inputs())
+        faulty = {"out": out["out"].masked_fill(bad, math.nan)}
+        return faulty | ({"lse": out["lse"].masked_fill(bad[..., 0], math.nan)} if case.lse else {})
+
+    return {"question": ask, "answer_of": answer_of, "listed": False}
+
+
+def _dead_without_sink(case: SdpaCase, inputs: Inputs) -> torch.Tensor:
+    return _dead(inputs) & (case.sinks is None)
+
+
+def _first_block_hidden(case: SdpaCase, inputs: Inputs) -> torch.Tensor:
+    return ~inputs["visible"][..., :BLOCK].any(-1, keepdim=True) & ~_dead(inputs)
+
+
+def _overflowing_mask(case: SdpaCase, inputs: Inputs) -> torch.Tensor:
+    """(1 - m) * -1e9 in float16 is 0 * -inf wherever a key is visible."""
+    masked = case.dtype == "float16" and not bool(inputs["visible"].all())
+    return ~_dead(inputs) & masked
+
+
+# Heads and batches ---------------------------------------------------------------------------
+
+
+def _first_request(case: SdpaCase, inputs: Inputs) -> Question | None:
+    """With a single kv head, the stride of its axis is taken for that of the batch."""
+    if case.kv_heads > 1 or case.batch == 1:
+        return None
+    k, v = (inputs[name][:1].expand_as(inputs[name]) for name in ("k", "v"))
+    return case, {**inputs, "k": k, "v": v}
+
+
+def _regrouped(case: SdpaCase, inputs: Inputs) -> Question | None:
+    """The kv head is h // kv_heads instead of h // (heads / kv_heads)."""
+    order = (torch.arange(case.heads) // case.kv_heads).clamp_max(case.kv_heads - 1)
+    if torch.equal(order, torch.arange(case.heads) // (case.heads // case.kv_heads)):
+        return None
+    wide = replace(case, kv_heads=case.heads)
+    return wide, {**inputs, "k": inputs["k"][:, order], "v": inputs["v"][:, order]}
+
+
+def _done(case: SdpaCase) -> torch.Tensor:
+    """bool [heads]: heads that blocks b are given by (b % G) * G + b // G, G heads a kv head."""
+    group, block = case.heads // case.kv_heads, torch.arange(case.heads)
+    head = (block % group) * group + block // group
+    done = torch.zeros(case.heads, dtype=torch.bool)
+    done[head[head < case.heads]] = True
+    return done
+
+
+def _heads_left_out(case: SdpaCase, out: Inputs) -> Inputs:
+    """Heads that no block is given are not written."""
+    left = ~_done(case)[:, None]
+    faulty = {"out": out["out"].masked_fill(left[..., None], 0.0)}
+    return faulty | ({"lse": out["lse"].masked_fill(left, 0.0)} if case.lse else {})
+
+
+def _lse_transposed(case: SdpaCase, out: Inputs) -> Inputs:
+    """[q_len, heads] memory taken for [heads, q_len]."""
+    lse = out["lse"]
+    return {**out, "lse": lse.mT.reshape(lse.shape)}
+
+
+def _sink(change: Callable[[SdpaCase, torch.Tensor], torch.Tensor | None]) -> Ask:
+    def ask(case: SdpaCase, inputs: Inputs) -> Question | None:
+        wrong = None if case.sinks is None else change(case, inputs["sinks"].double())
+        return None if wrong is None else (case, {**inputs, "sinks": wrong})
+
+    return ask
+
+
+# Rounding ------------------------------------------------------------------------------------
+
+
+def _says(case: SdpaCase, out: torch.Tensor, lse: torch.Tensor) -> Question:
+    """The question that has this answer: each row sees one key, of that logit and that value."""
+    eye = torch.eye(case.q_len, dtype=torch.bool)
+    other = replace(
+        case, kv_len=case.q_len, kv_heads=case.heads, head_dim=1, scale=1.0, softcap=None,
+        sinks=None, schedule=(), kv_lens=None, q_lens=None,
+    )  # fmt: skip
+    return other, {
+        "q": lse[..., None],
+        "k": torch.ones(case.batch, case.heads, case.q_len, 1),
+        "v": out,
+        "visible": eye.expand(case.batch, 1, case.q_len, case.q_len) & lse.isfinite()[..., None],
+    }
+
+
+def _rounds(change: Callable[[SdpaCase, Inputs, torch.Tensor], torch.Tensor]) -> Ask:
+    """16-bit kernels that give another output: `change` of the right one."""
+
+    def ask(case: SdpaCase, inputs: Inputs) -> Question | None:
+        if case.dtype not in SHORT:
+            return None
+        right = replace(case, lse=True).expected(inputs)
+        return _says(case, change(case, inputs, right["out"]), right["lse"])
+
+    return ask
+
+
+def _added_in_dtype(case: SdpaCase, inputs: Inputs, out: torch.Tensor) -> torch.Tensor:
+    """exp(s - max) v is added key by key to an accumulator of the case's dtype."""
+    total = torch.zeros_like(out)
+    for key, weight in _weights(case, inputs):
+        total = nearest(total + weight * key, case.dtype)
+    count = torch.zeros(())
+    for _, weight in _weights(case, inputs):
+        count = count + weight
+    return torch.where(count == 0, out, total / count.clamp_min(1e-300))
+
+
+def _counted_in_dtype(case: SdpaCase, inputs: Inputs, out: torch.Tensor) -> torch.Tensor:
+    """The softmax's denominator is an accumulator of the case's dtype."""
+    count, exact = torch.zeros(()), torch.zeros(())
+    for _, weight in _weights(case, inputs):
+        count, exact = nearest(count + weight, case.dtype), exact + weight
+    return torch.where(count == 0, out, out * exact / count.clamp_min(1e-300))
+
+
+def _weights(case: SdpaCase, inputs: Inputs) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """(value [B, H, 1, D], exp(score - max) [B, H, Lq, 1]) of the sink, if any, and each key."""
+    group = case.heads // case.kv_heads
+    k, v = (inputs[name].double().repeat_interleave(group, 1) for name in ("k", "v"))
+    scores = case.softmax_scale * (inputs["q"].double() @ k.mT)
+    if case.softcap is not None:
+        scores = case.softcap * torch.tanh(scores / case.softcap)
+    scores = scores.masked_fill(~inputs["visible"], -torch.inf)
+    if case.sinks is not None:
+        sink = inputs["sinks"].double()[None, :, None, None].expand(*scores.shape[:3], 1)
+        scores = torch.cat([sink, scores], -1)
+        v = torch.nn.functional.pad(v, (0, 0, 1, 0))
+    top = scores.amax(-1, keepdim=True)
+    weights = torch.exp(scores - top.masked_fill(top == -torch.inf, 0.0))
+    v = v.masked_fill(~(weights > 0).any(-2)[..., None], 0.0)  # poison meets no arithmetic
+    return list(zip(v[:, :, :, None].unbind(2), weights[..., None].unbind(3), strict=True))
+
+
+def _low_operands(case: SdpaCase, inputs: Inputs) -> Question | None:
+    """float32 inputs go through bfloat16 matrix units."""
+    if case.dtype != "float32":
+        return None
+    return case, {**inputs, **{name: inputs[name].bfloat16().float() for name in ("q", "k", "v")}}
+
+
+# State between calls -------------------------------------------------------------------------
+
+
+def _window_of_the_first_call() -> Ask:
+    """One mask is made in the first layer that has a window, and serves every later one."""
+    first: list[int] = []
+
+    def ask(case: SdpaCase, inputs: Inputs) -> Question | None:
+        if case.window is None:
+            return None
+        first.append(case.window)
+        return _visible(replace(case, window=first[0]), inputs)
+
+    return ask
+
+
+def _dropout() -> Ask:
+    """A tenth of the weights is dropped, others in every call."""
+    calls: list[None] = []
+
+    def ask(case: SdpaCase, inputs: Inputs) -> Question:
+        calls.append(None)
+        shape = (case.batch, case.heads, case.q_len, case.kv_len)
+        kept = values.integers(len(calls), "dropout", shape, 0, 9) > 0
+        wide = replace(case, kv_heads=case.heads)
+        group = case.heads // case.kv_heads
+        k, v = (inputs[name].repeat_interleave(group, 1) for name in ("k", "v"))
+        return wide, {**inputs, "k": k, "v": v, "visible": inputs["visible"] & kept}
+
+    return ask
 
 
 DEFECTS = (
@@ -174,7 +468,7 @@ DEFECTS = (
     ),
     Defect(
         name="upper-left",
-        bugs=("B013", "B014", "B015"),
+        bugs=("B013", "B014", "B015", "B062"),
         sentence="causal mask aligned to the upper left instead of the lower right",
         question=_upper_left,
     ),
@@ -228,11 +522,162 @@ DEFECTS = (
     ),
     Defect(
         name="scale-ignored",
-        bugs=(),
+        bugs=("B075",),
         sentence="scale ignored: 1/sqrt(head_dim) used instead",
         question=lambda case, inputs: (
             None if case.scale is None else (replace(case, scale=None), inputs)
         ),
     ),
+    Defect(
+        name="mask-added",
+        bugs=("B012",),
+        sentence="mask added to the scores instead of hiding keys",
+        question=_mask_added,
+    ),
+    Defect(
+        name="mask-over-heads",
+        bugs=("B026",),
+        sentence="masks of the requests applied to the kv heads",
+        question=_mask_over_heads,
+    ),
+    Defect(
+        name="mask-replaced",
+        bugs=("B029",),
+        sentence="padding mask replaced by a causal one: padding is read",
+        question=_mask_replaced,
+    ),
+    Defect(
+        name="mask-read-ragged",
+        bugs=("B040",),
+        sentence="padded mask read as a ragged one",
+        question=_mask_read_ragged,
+    ),
+    Defect(
+        name="query-masked-by-oldest-key",
+        bugs=("B042",),
+        sentence="new token zeroed where the oldest key is padding",
+        question=_oldest_pad_bit,
+    ),
+    Defect(
+        name="keys-past-the-end",
+        bugs=("B024", "B062"),
+        sentence="last row attends to zeros past the last key, up to a whole block",
+        question=_past_the_end,
+    ),
+    Defect(
+        name="tail-of-one-dropped",
+        bugs=("B081",),
+        sentence="last key missing where it stands alone in a vector of 32",
+        question=_tail_of_one,
+    ),
+    Defect(
+        name="dead-rows-average",
+        bugs=("B063", "B086"),
+        sentence="rows that see no key get the mean of all values",
+        question=_dead_rows_average,
+    ),
+    Defect(
+        name="dead-rows-nan",
+        bugs=("B063", "B086"),
+        sentence="rows that see no key are NaN",
+        **_nan_where(_dead_without_sink),
+    ),
+    Defect(
+        name="hidden-block-nan",
+        bugs=("B079",),
+        sentence="rows whose first block of keys is hidden are NaN",
+        **_nan_where(_first_block_hidden),
+    ),
+    Defect(
+        name="mask-overflows",
+        bugs=("B082",),
+        sentence="additive float16 mask overflows: visible keys get 0 * -inf",
+        **_nan_where(_overflowing_mask),
+    ),
+    Defect(
+        name="first-request-for-all",
+        bugs=("B025",),
+        sentence="every request attends to the first one's keys",
+        question=_first_request,
+    ),
+    Defect(
+        name="heads-regrouped",
+        bugs=("B050",),
+        sentence="kv head of query head h is h // kv_heads",
+        question=_regrouped,
+    ),
+    Defect(
+        name="heads-left-out",
+        bugs=("B049",),
+        sentence="heads not written: the group size is taken for the number of kv heads",
+        question=lambda case, inputs: None if bool(_done(case).all()) else (case, inputs),
+        answer_of=_heads_left_out,
+    ),
+    Defect(
+        name="lse-transposed",
+        bugs=("B077",),
+        sentence="lse written query by query instead of head by head",
+        question=lambda case, inputs: (case, inputs) if case.lse else None,
+        answer_of=_lse_transposed,
+    ),
+    Defect(
+        name="sink-twice",
+        bugs=("B036",),
+        sentence="sinks counted twice in the denominator",
+        question=_sink(lambda case, sinks: sinks + math.log(2)),
+    ),
+    Defect(
+        name="sink-of-the-first-head",
+        bugs=("B078",),
+        sentence="sink of the first head for all that share its keys",
+        question=_sink(
+            lambda case, sinks: sinks[:1].expand_as(sinks) if case.kv_heads == 1 else None
+        ),
+    ),
+    Defect(
+        name="accumulated-in-dtype",
+        bugs=(),
+        sentence="values added up in the case's own dtype",
+        question=_rounds(_added_in_dtype),
+        rounding=True,
+        listed=False,
+    ),
+    Defect(
+        name="denominator-in-dtype",
+        bugs=(),
+        sentence="softmax denominator added up in the case's own dtype",
+        question=_rounds(_counted_in_dtype),
+        rounding=True,
+        listed=False,
+    ),
+    Defect(
+        name="operands-bfloat16",
+        bugs=(),
+        sentence="float32 inputs rounded to bfloat16",
+        question=_low_operands,
+    ),
+    Defect(
+        name="truncated",
+        bugs=(),
+        sentence="output truncated instead of rounded",
+        question=_rounds(lambda case, inputs, out: truncated(out, case.dtype)),
+        rounding=True,
+        listed=False,
+    ),
 )
-"""The fault dictionary: each is planted by the tests and looked for in every residual."""
+"""The fault dictionary, but for what can't be looked for; all of it is planted by the tests."""
+
+LASTING = (
+    Lasting(
+        name="window-of-the-first-call",
+        bugs=("B007", "B043"),
+        sentence="window of an earlier call",
+        begin=_window_of_the_first_call,
+    ),
+    Lasting(
+        name="dropout-in-inference",
+        bugs=("B084",),
+        sentence="dropout is active: other weights are missing in every call",
+        begin=_dropout,
+    ),
+)

@@ -8,11 +8,10 @@ from typing import Any
 import torch
 
 from cases.case import Inputs
-from cases.defects import Defect, Question
+from cases.defects import Ask, Defect, Lasting, Misread, Question
+from cases.defects._rounding import SHORT, truncated
 from cases.yarn import TYPES, YARN_FIELDS, YarnCase
 from references import yarn as reference
-
-Ask = Callable[[YarnCase, Inputs], Question | None]
 
 
 def _other(change: Callable[[YarnCase], dict[str, Any] | None]) -> Ask:
@@ -218,6 +217,34 @@ def _low(what: str) -> Ask:
     return ask
 
 
+def _ends_with_keys(case: YarnCase, inputs: Inputs) -> Question:
+    """The offset of the queries is not passed on: the last of them stands at the last key."""
+    last = inputs["k_positions"][:, -1:]
+    at = last - torch.arange(case.q_len - 1, -1, -1)
+    return case, {**inputs, "q_angles": reference.angles(at, case.table(inputs))}
+
+
+def _few_heads(case: YarnCase, inputs: Inputs) -> Question | None:
+    """Query heads beyond the number of key heads pass through: they are turned back beforehand."""
+    if case.heads == case.kv_heads:
+        return None
+    q = inputs["q"].double().clone()
+    back = reference.rotate(q, -case.angles(inputs)["q"], case.rope)
+    rotated = slice(case.rope.start, case.rope.start + case.rope.rotary_dim)
+    back[..., rotated] /= case.rope.attention_factor**2
+    q[:, case.kv_heads :] = back[:, case.kv_heads :]
+    return case, {**inputs, "q": q}
+
+
+def _truncated_columns(case: YarnCase, inputs: Inputs) -> Question | None:
+    return (case, inputs) if case.rotated and case.dtype in SHORT else None
+
+
+def _truncated(case: YarnCase, out: Inputs) -> Inputs:
+    q, k = (truncated(out[name], case.dtype) for name in ("q", "k"))
+    return {**out, "q": q, "k": k, "logits": reference.logits(q, k, case.rope)}
+
+
 def _unrotated(case: YarnCase, inputs: Inputs) -> Question:
     """The rotation's result is thrown away for k."""
     angles = case.angles(inputs)["k"]
@@ -235,6 +262,83 @@ def _growth(change: Callable[[YarnCase, Inputs], torch.Tensor]) -> Ask:
 
 def _growth_at(case: YarnCase, positions: torch.Tensor) -> torch.Tensor:
     return reference.temperature(positions, case.rope)
+
+
+# State between calls -------------------------------------------------------------------------
+
+
+def _scaled_in_place() -> Ask:
+    """The magnitude is multiplied into the caller's tensor: asked again, it is there already."""
+    before: list[YarnCase] = []
+
+    def ask(case: YarnCase, inputs: Inputs) -> Question | None:
+        again = before[-1:] == [case]
+        before.append(case)
+        wrong = case.rope.attention_factor**2
+        return (replace(case, attention_factor=wrong), inputs) if again and case.yarn else None
+
+    return ask
+
+
+def _longest_so_far() -> Ask:
+    """The longest request of all calls decides for the ones that follow."""
+    longest = [1]
+
+    def ask(case: YarnCase, inputs: Inputs) -> Question | None:
+        longest.append(max(longest[-1], *case.lengths))
+        if not case.rope.depends_on_length:
+            return None
+        rows = reference.per_request(case.rope, [longest[-1]] * case.batch)
+        return case, {**inputs, "inv_freq": rows}
+
+    return ask
+
+
+def _table_of_the_width() -> Ask:
+    """Tables are kept by the width of the rotation: the first rope of a width serves all."""
+    tables: dict[int, torch.Tensor] = {}
+
+    def ask(case: YarnCase, inputs: Inputs) -> Question:
+        table = case.table(inputs)
+        first = tables.setdefault(table.shape[-1], table[:1])
+        return case, {**inputs, "inv_freq": first.expand_as(table)}
+
+    return ask
+
+
+# Configs misread -----------------------------------------------------------------------------
+
+Config = dict[str, Any]
+
+
+def _rope_of(change: Callable[[Config], Config]) -> Callable[[Config], Config]:
+    """`change` of the rope dict of a full-attention layer, wherever it stands in a config."""
+
+    def reads(config: Config) -> Config:
+        name = "rope_scaling" if config.get("rope_scaling") else "rope_parameters"
+        rope = config.get(name)
+        if not rope:
+            return config
+        if "full_attention" in rope:
+            return config | {name: rope | {"full_attention": change(rope["full_attention"])}}
+        return config | {name: change(rope)}
+
+    return reads
+
+
+def _without(*names: str) -> Callable[[Config], Config]:
+    return lambda given: {name: value for name, value in given.items() if name not in names}
+
+
+def _sliding_layers(config: Config) -> Config:
+    rope = config.get("rope_parameters") or {}
+    if "full_attention" not in rope:
+        return config
+    return config | {"rope_parameters": rope | {"full_attention": rope["sliding_attention"]}}
+
+
+def _one_spelling(rope: Config) -> Config:
+    return rope if "rope_type" in rope else rope | {"type": "default"}
 
 
 DEFECTS = (
@@ -460,5 +564,105 @@ DEFECTS = (
         sentence="query temperature counts positions from 1, as Llama 4's own does",
         question=_growth(lambda case, inputs: _growth_at(case, inputs["q_positions"] + 1)),
     ),
+    Defect(
+        name="frequencies-zero",
+        bugs=("B100",),
+        sentence="inverse frequencies are zero: their buffer was never filled",
+        question=_table(lambda case, table: torch.zeros_like(table)),
+    ),
+    Defect(
+        name="queries-end-with-keys",
+        bugs=("B129",),
+        sentence="query offset not passed on: the last query stands at the last key",
+        question=_ends_with_keys,
+    ),
+    Defect(
+        name="heads-beyond-keys-not-rotated",
+        bugs=("B130",),
+        sentence="query heads beyond the number of key heads are not rotated",
+        question=_few_heads,
+    ),
+    Defect(
+        name="truncated",
+        bugs=(),
+        sentence="rotated q and k truncated instead of rounded",
+        question=_truncated_columns,
+        answer_of=_truncated,
+        rounding=True,
+        listed=False,
+    ),
 )
 """The fault dictionary: each is planted by the tests and looked for in every residual."""
+
+LASTING = (
+    Lasting(
+        name="input-scaled-in-place",
+        bugs=("B123",),
+        sentence="asked twice, q and k are multiplied by mscale twice: their tensors were changed",
+        begin=_scaled_in_place,
+    ),
+    Lasting(
+        name="longest-call-decides",
+        bugs=("B108",),
+        sentence="the longest request of earlier calls decides on the frequencies",
+        begin=_longest_so_far,
+    ),
+    Lasting(
+        name="table-kept-by-width",
+        bugs=(),
+        sentence="frequencies of an earlier rope of the same width",
+        begin=_table_of_the_width,
+    ),
+)
+
+MISREAD = (
+    Misread(
+        name="type-spelling-unknown",
+        bugs=("B095",),
+        sentence="config: `type` not known as a spelling of `rope_type`",
+        reads=_rope_of(_one_spelling),
+    ),
+    Misread(
+        name="theta-at-top-unknown",
+        bugs=("B101",),
+        sentence="config: rope_theta beside the rope dict not read",
+        reads=_without("rope_theta"),
+    ),
+    Misread(
+        name="rope-of-the-sliding-layers",
+        bugs=(),
+        sentence="config: rope of another layer type read",
+        reads=_sliding_layers,
+    ),
+    Misread(
+        name="original-at-top-unknown",
+        bugs=(),
+        sentence="config: original_max_position_embeddings beside the rope dict not read",
+        reads=_without("original_max_position_embeddings"),
+    ),
+    Misread(
+        name="attention-factor-unknown",
+        bugs=("B093",),
+        sentence="config: attention_factor looked for under another name",
+        reads=_rope_of(_without("attention_factor")),
+    ),
+    Misread(
+        name="softmax-mscale-unread",
+        bugs=("B088", "B089"),
+        sentence="config: mscale_all_dim not read",
+        reads=_rope_of(_without("mscale_all_dim")),
+    ),
+    Misread(
+        name="truncate-unread",
+        bugs=("B132",),
+        sentence="config: truncate not passed on",
+        reads=_rope_of(_without("truncate")),
+    ),
+    Misread(
+        name="partial-in-rope-dict-unknown",
+        bugs=("B118",),
+        sentence="config: partial_rotary_factor in the rope dict not read",
+        reads=_rope_of(_without("partial_rotary_factor")),
+    ),
+)
+"""Configs as a wrong translator reads them; what it does with them is right."""

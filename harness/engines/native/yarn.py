@@ -1,5 +1,8 @@
 """The native rope: a config.json read and applied with plain torch."""
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -10,8 +13,13 @@ from harness.subject import Subject, Tensors
 from references.yarn import probe_columns
 
 
-def _run(case: YarnCase, tensors: Tensors) -> Tensors:
-    rotary = Rotary(read(case.config(), case.layer_type))
+def run(
+    case: YarnCase,
+    tensors: Tensors,
+    reads: Callable[[dict[str, Any]], dict[str, Any]] = lambda config: config,
+) -> Tensors:
+    """reads: what a reader of configs makes of them first; nothing, unless a fault is planted."""
+    rotary = Rotary(read(reads(case.config()), case.layer_type))
     q, k = rotary(tensors["q"], tensors["k"], tensors["q_positions"], tensors["k_positions"])
     out = {"logits": _logits(rotary, q, k)}
     if case.frequencies:
@@ -39,7 +47,7 @@ def _scale(rotary: Rotary, case: YarnCase, device: torch.device) -> Tensor:
 SUBJECTS = (
     Subject(
         name="native.yarn.torch",
-        run=_run,
+        run=run,
         claims=frozenset(FEATURES),
         dtypes=DTYPES,
         lanes=("cpu", "cuda"),

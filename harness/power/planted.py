@@ -1,4 +1,4 @@
-"""Subjects made for the tests: a correct one of any arithmetic, and cells around wrong ones."""
+"""Kernels made to be right or wrong, as cells: what a defect looks like to the ordinary path."""
 
 from collections.abc import Callable
 from typing import Any
@@ -26,14 +26,19 @@ def cell(
     """A cell of the cpu lane around `run`; held to `program`, or to the envelope."""
     module = cases.load(op)
     subject = Subject(
-        name=f"planted.{op}.subject",
         run=run,
         programs={} if program is None else {"cpu": program},
-        **{"claims": frozenset(module.FEATURES), "dtypes": module.DTYPES, **more},
+        **{
+            "name": f"planted.{op}.subject",
+            "claims": frozenset(module.FEATURES),
+            "dtypes": module.DTYPES,
+            **more,
+        },
     )
-    return Cell(
-        op=op, subject=subject, lane="cpu", presence=Presence(tier=Tier.HARDWARE, device="cpu")
-    )
+    return Cell(op=op, subject=subject, lane="cpu", presence=HERE)
+
+
+HERE = Presence(tier=Tier.HARDWARE, device="cpu")
 
 
 def rounded(case: Case, allowed: dict[str, MidRad]) -> dict[str, torch.Tensor]:
@@ -70,4 +75,9 @@ def faulty(program: Program, defect: Defect, case: Any, inputs: Inputs) -> Input
     answer = {name: x.mid for name, x in program(other, changed, mode(case)).items()}
     if defect.answer_of is not None:
         answer = defect.answer_of(case, answer)
-    return rounded(case, {name: MidRad(x) for name, x in answer.items()})
+    return in_full(case, answer)
+
+
+def in_full(case: Case, answer: Inputs) -> dict[str, torch.Tensor]:
+    """Float64 outputs rounded once, into the dtypes that the case asks for."""
+    return rounded(case, {name: MidRad(x.double()) for name, x in answer.items()})
