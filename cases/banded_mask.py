@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import torch
 
 from cases.case import Case, Inputs
-from cases.drawing import anew, near, seeds, st, subset
+from cases.drawing import among, anew, between, near, seeds, st, subset
 from references.banded_mask import banded_mask
 
 FEATURES = {
@@ -285,22 +285,22 @@ def strategy(
         on = on - {"window"}
     if "size" in claims and not on & {"window", "chunk"}:
         on |= {"size"}
-    reach = draw(st.sampled_from((*WINDOWS, *((128, 300, 512) if large else ()))))
+    reach = draw(among(*WINDOWS, *((128, 300, 512) if large else ())))
     size = reach if "size" in on else None
     window = None
     if "window" in on:
         window = draw(near(reach, low=1, high=max(reach - 1, 1))) if size else reach
     top = 3 * reach + 24
     alone = (True, True, False) if "keep" in on else (True, False)  # where keeping shows longest
-    n = 1 if draw(st.sampled_from(alone)) else draw(near(1, reach, low=1, high=min(top, 64)))
+    n = 1 if draw(among(*alone)) else draw(near(1, reach, low=1, high=min(top, 64)))
     steps: tuple[int, ...] = ()
     offset, full = 0, False
     if "steps" in on:
-        steps = draw(_schedule(reach, size or window if "size" in claims else None))
-        if size and size > n + 1 and draw(st.sampled_from((False, True, False))):
+        steps = _schedule(draw, reach, size or window if "size" in claims else None)
+        if size and size > n + 1 and draw(among(False, True, False)):
             full = True  # to the last slot, and no further; or not quite
             held = draw(near(size, low=n + 2, high=size))
-            first = draw(st.integers(1, held - n - 1))
+            first = draw(between(1, held - n - 1))
             steps = (first, held - n - first)
         offset = sum(steps)
     elif "offset" in on:
@@ -312,32 +312,31 @@ def strategy(
         steps = (*steps, short) if steps else ()
         offset, n = (offset + short, n) if "offset" in on or steps else (offset, n + short)
     return BandedMaskCase(
-        dtype=draw(st.sampled_from(dtypes)),
+        dtype=draw(among(*dtypes)),
         seed=draw(seeds),
         n=n,
         offset=offset,
         window=window,
         steps=steps,
         size=size,
-        keep=draw(st.integers(1, size - 1)) if "keep" in on and size and size > 1 else 0,
+        keep=draw(between(1, size - 1)) if "keep" in on and size and size > 1 else 0,
         chunk=reach if "chunk" in on else None,
-        **draw(_padding(on, steps, offset + n, size or window, 3 if "chunk" in on else None)),
+        **_padding(draw, on, steps, offset + n, size or window, 3 if "chunk" in on else None),
     )
 
 
-@st.composite
 def _schedule(draw: st.DrawFn, reach: int, size: int | None) -> tuple[int, ...]:
     """Prefill chunks, decode steps and trims, around the length of the window."""
     steps: list[int] = []
     top = 2 * reach + 8 if size is None else size - 1
-    trims = top > 0 and draw(st.sampled_from((False, True, False, False)))
+    trims = top > 0 and draw(among(False, True, False, False))
     if trims:  # a rotating cache can only be trimmed before it is full
         first = draw(near(reach, low=1, high=top))
         steps = [first, -draw(near(first, low=1, high=first))]
-    for _ in range(draw(st.integers(0 if trims else 2, 6))):
+    for _ in range(draw(between(0 if trims else 2, 6))):
         live = sum(steps)
         may_trim = trims and live > 0 and (size is None or live < size)
-        match draw(st.sampled_from(("chunk", "decode", *(("trim",) if may_trim else ())))):
+        match draw(among("chunk", "decode", *(("trim",) if may_trim else ()))):
             case "chunk":
                 steps.append(draw(near(reach, reach - live, low=1, high=2 * reach + 8)))
             case "decode":
@@ -347,7 +346,6 @@ def _schedule(draw: st.DrawFn, reach: int, size: int | None) -> tuple[int, ...]:
     return tuple(steps)
 
 
-@st.composite
 def _padding(
     draw: st.DrawFn,
     on: frozenset[str],
@@ -361,7 +359,7 @@ def _padding(
     most: of left padding, where more would hide what else is asked.
     """
     hides = window is not None and "left_padding" in on  # all that the window of one query hides
-    batch = draw(st.integers(2 if hides else 1, 3))
+    batch = draw(between(2 if hides else 1, 3))
     tops = {
         "left_padding": row if most is None else min(row, most),
         "right_padding": prompt_length(steps) if steps else row,

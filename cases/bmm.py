@@ -8,7 +8,7 @@ import torch
 
 from cases import values
 from cases.case import Case, Inputs
-from cases.drawing import RARELY, anew, near, seeds, st, subset
+from cases.drawing import RARELY, among, anew, between, near, seeds, st, subset
 from cases.layouts import lay_out
 from cases.memory import remembered
 from references import bmm as reference
@@ -287,36 +287,33 @@ def strategy(
     one axis). A subject that claims codes can't do without: they are always there.
     """
     large = large and draw(RARELY)
-    dtype = draw(st.sampled_from(dtypes))
+    dtype = draw(among(*dtypes))
     on = subset(draw, claims - {"codes"}, FEATURES) | (claims & {"codes"})
     on -= {"codes"} if dtype == "int8" else frozenset()
     on -= {"alpha", "beta"} if dtype == "int8" else frozenset()
     on -= {"wide"} if dtype in ("int8", "float32") else frozenset()
     on |= {"addend"} if "beta" in on else frozenset()
-    layouts = {
-        name: draw(st.sampled_from(LAYOUTS[1:])) for name in ("a_layout", "b_layout") if name in on
-    }
-    batch = draw(st.integers(2 if "broadcast" in layouts.values() else 1, 3))
-    m, n, k = draw(_sizes(batch, (1 << 24) if large else (1 << 19), 4096 if large else 1100))
+    layouts = {name: draw(among(*LAYOUTS[1:])) for name in ("a_layout", "b_layout") if name in on}
+    batch = draw(between(2 if "broadcast" in layouts.values() else 1, 3))
+    m, n, k = _sizes(draw, batch, (1 << 24) if large else (1 << 19), 4096 if large else 1100)
     fills = INT8_FILLS if dtype == "int8" else REAL_FILLS
     return BmmCase(
         dtype=dtype,
         seed=draw(seeds),
-        values=draw(st.sampled_from(fills)) if draw(st.booleans()) else fills[0],
+        values=draw(among(*fills)) if draw(st.booleans()) else fills[0],
         batch=batch,
         m=m,
         n=n,
         k=k,
-        alpha=draw(st.sampled_from((2.0, 0.125, -1.5, 0.3))) if "alpha" in on else 1.0,
-        addend=draw(st.sampled_from(("row", "full"))) if "addend" in on else None,
-        beta=draw(st.sampled_from((-1.0, 0.5, 0.3))) if "beta" in on else 1.0,
+        alpha=draw(among(2.0, 0.125, -1.5, 0.3)) if "alpha" in on else 1.0,
+        addend=draw(among("row", "full")) if "addend" in on else None,
+        beta=draw(among(-1.0, 0.5, 0.3)) if "beta" in on else 1.0,
         wide="wide" in on,
         codes="codes" in on,
         **layouts,
     )
 
 
-@st.composite
 def _sizes(draw: st.DrawFn, batch: int, work: int, longest: int) -> tuple[int, int, int]:
     """m, n and k whose product with the batch is at most `work`, in any order of size."""
     sizes, left = {}, work // batch

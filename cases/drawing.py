@@ -3,7 +3,7 @@
 import functools
 import importlib.util
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 from cases.case import Case
 from cases.undrawn import Strategies
@@ -57,6 +57,23 @@ def _only(found: list[C]) -> C:
 
 
 _EITHER = st.booleans()
+
+
+def among(*options: T) -> st.SearchStrategy[T]:
+    """`st.sampled_from`, made once for equal options: to make one takes as long as ten draws."""
+    return _sampled(options, tuple(map(type, options)))
+
+
+@functools.lru_cache(maxsize=4096)
+def _sampled(options: tuple[Any, ...], types: tuple[type, ...]) -> Any:
+    del types  # they tell 1 from 1.0 and True
+    return st.sampled_from(options)
+
+
+@functools.lru_cache(maxsize=4096)
+def between(low: int, high: int) -> st.SearchStrategy[int]:
+    """`st.integers`, made once for equal bounds."""
+    return st.integers(low, high)
 
 
 RARELY = st.sampled_from((False,) * 7 + (True,))

@@ -9,7 +9,7 @@ import torch
 
 from cases import values
 from cases.case import Case, Inputs
-from cases.drawing import RARELY, anew, near, seeds, st, subset
+from cases.drawing import RARELY, among, anew, between, near, seeds, st, subset
 from cases.memory import remembered
 from references import mla as reference
 
@@ -422,27 +422,27 @@ def strategy(
     on |= {"q_len"} & claims if "schedule" in on else frozenset()
     budget = 4_000_000 if large else 200_000  # rows * keys * heads * latent
     most_weights = 17_000_000 if large else 600_000  # 128 heads of 512 columns, or 4
-    latent, rope, nope, v_dim = draw(st.sampled_from(SIZES))
+    latent, rope, nope, v_dim = draw(among(*SIZES))
     weights = latent * (nope + v_dim)
-    heads = draw(st.sampled_from([h for h in HEADS if h == 1 or h * weights <= most_weights]))
+    heads = draw(among(*[h for h in HEADS if h == 1 or h * weights <= most_weights]))
     scheduled = {"schedule", "q_len"} <= on
     ragged = bool(on & {"q_lens", "kv_lens"}) and not scheduled
-    batch = draw(st.integers(2, 3) if ragged else st.integers(1, 2))
+    batch = draw(between(2, 3) if ragged else between(1, 2))
     room = max(budget // (heads * latent), 3)  # rows * keys
     most = max(2, min(12, room // (8 * batch)))
-    q_len = draw(st.integers(2, most)) if "q_len" in on else 1
+    q_len = draw(between(2, most)) if "q_len" in on else 1
     top = max(q_len + 1, min(room // (batch * q_len), 4096 if large else 300))
-    page = draw(st.sampled_from(PAGES)) if "page_size" in on else None
+    page = draw(among(*PAGES)) if "page_size" in on else None
     low = q_len + (1 if on & {"kv_lens", "mscale", "splits"} else 0)
     kv_len = draw(near(page or 16, 2 * (page or 32), low=low, high=top))
-    splits = draw(st.sampled_from((2, 3, 4, 8))) if "splits" in on else 1
+    splits = draw(among(2, 3, 4, 8)) if "splits" in on else 1
     lengths: dict[str, Any] = {}
     if ragged:
         # One request is as long as q_len and kv_len say, and another is shorter.
-        whole = draw(st.integers(0, batch - 1))
+        whole = draw(between(0, batch - 1))
         queries = [q_len] * batch
         if "q_lens" in on:
-            shorter = [draw(st.integers(0, q_len - 1)) for _ in queries]
+            shorter = [draw(between(0, q_len - 1)) for _ in queries]
             queries = [q_len if b == whole else shorter[b] for b in range(batch)]
             lengths["q_lens"] = tuple(queries)
         if "kv_lens" in on:
@@ -450,9 +450,9 @@ def strategy(
             keys = [kv_len if b == whole else fewer[b] for b in range(batch)]
             lengths["kv_lens"] = tuple(keys)
     return MlaCase(
-        dtype=draw(st.sampled_from(dtypes)),
+        dtype=draw(among(*dtypes)),
         seed=draw(seeds),
-        values=draw(st.sampled_from(values.NAMES)) if draw(st.booleans()) else "normal",
+        values=draw(among(*values.NAMES)) if draw(st.booleans()) else "normal",
         batch=batch,
         q_len=q_len,
         kv_len=kv_len,
@@ -461,26 +461,25 @@ def strategy(
         rope_dim=rope,
         nope_dim=nope,
         v_dim=v_dim,
-        mscale=draw(st.sampled_from(MSCALES)) if "mscale" in on else None,
+        mscale=draw(among(*MSCALES)) if "mscale" in on else None,
         page_size=page,
         splits=splits,
-        padding=draw(st.integers(1, 3)) if "padding" in on and not scheduled else 0,
+        padding=draw(between(1, 3)) if "padding" in on and not scheduled else 0,
         poison="nan" if "poison" in on else "finite",
         layout="joined" if "layout" in on else "packed",
         lse="lse" in on,
         stages="stages" in on,
-        schedule=draw(_chunks(q_len)) if scheduled else (),
+        schedule=_chunks(draw, q_len) if scheduled else (),
         **lengths,
     )
 
 
-@st.composite
 def _chunks(draw: st.DrawFn, total: int) -> tuple[int, ...]:
     """At least two chunks that add up to `total`: prefill first, then single decode steps."""
-    decode = draw(st.integers(0, min(3, total - 1)))
+    decode = draw(between(0, min(3, total - 1)))
     rest, chunks = total - decode, []
     while rest:
-        chunk = draw(st.integers(1, rest if chunks or decode else rest - 1))
+        chunk = draw(between(1, rest if chunks or decode else rest - 1))
         chunks.append(chunk)
         rest -= chunk
     return (*chunks, *(1,) * decode)

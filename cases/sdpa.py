@@ -10,7 +10,7 @@ import torch
 
 from cases import values
 from cases.case import Case, Inputs
-from cases.drawing import RARELY, anew, mostly, near, seeds, st, subset
+from cases.drawing import RARELY, among, anew, between, mostly, near, seeds, st, subset
 from cases.layouts import NAMES as LAYOUTS
 from cases.layouts import lay_out
 from cases.memory import remembered
@@ -290,6 +290,7 @@ def _filled(case: SdpaCase) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     return q, k, v
 
 
+_FEW_QUERIES = st.one_of(st.just(1), st.integers(2, 24))
 _FILLS = mostly("normal", values.NAMES[1:])
 _DIMS = (8, 16, 32, 64, 80, 96, 128)
 _SHAPES = st.sampled_from(tuple(itertools.product((1, 2, 3), (1, 2, 4, 5), _DIMS)))
@@ -312,16 +313,16 @@ def strategy(
     on = subset(draw, claims, FEATURES)
     on |= {"causal"} if on & {"window", "schedule"} else frozenset()
     on -= {"schedule"} if on & {"kv_lens", "q_lens"} else frozenset()
-    window = draw(st.sampled_from(WINDOWS)) if "window" in on else None
-    q_len, kv_len = draw(_lengths(window, "schedule" in on, "window" not in claims, large))
+    window = draw(among(*WINDOWS)) if "window" in on else None
+    q_len, kv_len = _lengths(draw, window, "schedule" in on, "window" not in claims, large)
     kv_heads, group, head_dim = draw(_LARGE_SHAPES if large else _SHAPES)
     padded = on & {"kv_lens", "q_lens"}
-    batch = draw(st.integers(2, 3) if padded else st.integers(1, 2))
-    whole = draw(st.integers(0, batch - 1)) if padded else 0  # the request without padding
+    batch = draw(between(2, 3) if padded else between(1, 2))
+    whole = draw(between(0, batch - 1)) if padded else 0  # the request without padding
     if q_len == kv_len == 1 and window is None:
         on -= {"causal"}  # nothing to hide
     return SdpaCase(
-        dtype=draw(st.sampled_from(dtypes)),
+        dtype=draw(among(*dtypes)),
         seed=draw(seeds),
         values=draw(_FILLS),
         batch=batch,
@@ -332,19 +333,18 @@ def strategy(
         head_dim=head_dim,
         causal="causal" in on,
         window=window,
-        sinks=draw(st.sampled_from((0.0, -4.0, 4.0))) if "sinks" in on else None,
-        softcap=draw(st.sampled_from((2.0, 20.0, 50.0))) if "softcap" in on else None,
-        scale=draw(st.sampled_from((1.0, 0.0625, 0.3))) if "scale" in on else None,
-        kv_lens=draw(_ragged(batch, whole, kv_len, window or 1)) if "kv_lens" in on else None,
-        q_lens=draw(_ragged(batch, whole, q_len, 1)) if "q_lens" in on else None,
+        sinks=draw(among(0.0, -4.0, 4.0)) if "sinks" in on else None,
+        softcap=draw(among(2.0, 20.0, 50.0)) if "softcap" in on else None,
+        scale=draw(among(1.0, 0.0625, 0.3)) if "scale" in on else None,
+        kv_lens=_ragged(draw, batch, whole, kv_len, window or 1) if "kv_lens" in on else None,
+        q_lens=_ragged(draw, batch, whole, q_len, 1) if "q_lens" in on else None,
         side="left" if "side" in on and padded else "right",
-        layout=draw(st.sampled_from(LAYOUTS[1:])) if "layout" in on else LAYOUTS[0],
+        layout=draw(among(*LAYOUTS[1:])) if "layout" in on else LAYOUTS[0],
         lse="lse" in on,
-        schedule=draw(_split(q_len)) if "schedule" in on else (),
+        schedule=_split(draw, q_len) if "schedule" in on else (),
     )
 
 
-@st.composite
 def _lengths(
     draw: st.DrawFn, window: int | None, scheduled: bool, plain: bool, large: bool
 ) -> tuple[int, int]:
@@ -353,29 +353,28 @@ def _lengths(
     plain: the subject knows no window; squares are what its causal kernel is made for.
     """
     kinds = ("single", "square", "longer", "shorter", "shorter")
-    kind = "shorter" if window or scheduled else draw(st.sampled_from(kinds))
+    kind = "shorter" if window or scheduled else draw(among(*kinds))
     if plain and not scheduled and kind != "single":
-        kind = draw(st.sampled_from((kind, "square")))
+        kind = draw(among(kind, "square"))
     if window is not None:  # around the window, mostly beyond it
-        kv_len = window + draw(st.sampled_from((1, 2, 0, 3, 17, 64)))
+        kv_len = window + draw(among(1, 2, 0, 3, 17, 64))
     else:
         kv_len = draw(near(*BLOCKS, low=1, high=4096 if large else 300))
     if scheduled:
         kv_len = max(kv_len, 2)
         return draw(near(8, 16, low=2, high=min(kv_len, 24))), kv_len
     if window is not None:
-        return draw(st.one_of(st.just(1), st.integers(2, 24))), kv_len
+        return draw(_FEW_QUERIES), kv_len
     if kind == "single":
         return 1, kv_len
     q_len = draw(near(8, 16, low=2, high=24))
     if kind == "square":
         return q_len, q_len
     if kind == "longer":
-        return q_len, draw(st.integers(1, q_len - 1))
+        return q_len, draw(between(1, q_len - 1))
     return q_len, max(kv_len, q_len + 1)
 
 
-@st.composite
 def _ragged(draw: st.DrawFn, batch: int, whole: int, length: int, edge: int) -> tuple[int, ...]:
     """Valid lengths, 0 among them; request `whole` is full and the others are not."""
     lens = [draw(near(edge, low=0, high=length - 1)) for _ in range(batch - 1)]
@@ -383,13 +382,12 @@ def _ragged(draw: st.DrawFn, batch: int, whole: int, length: int, edge: int) -> 
     return tuple(lens)
 
 
-@st.composite
 def _split(draw: st.DrawFn, total: int) -> tuple[int, ...]:
     """At least two chunks that add up to `total`: prefill chunks, then single decode steps."""
-    decode = draw(st.integers(0, min(3, total - 1)))
+    decode = draw(between(0, min(3, total - 1)))
     rest, chunks = total - decode, []
     while rest:
-        chunk = draw(st.integers(1, rest if decode or chunks else rest - 1))
+        chunk = draw(between(1, rest if decode or chunks else rest - 1))
         chunks.append(chunk)
         rest -= chunk
     return (*chunks, *(1,) * decode)

@@ -10,7 +10,7 @@ import torch
 
 from cases import values
 from cases.case import Case, Inputs
-from cases.drawing import anew, near, seeds, st, subset
+from cases.drawing import among, anew, between, near, seeds, st, subset
 from cases.memory import remembered
 from references import yarn as reference
 
@@ -511,13 +511,13 @@ def strategy(
     claims: names from FEATURES; `Claims` for those that every case must have. large: nightly sizes.
     """
     always = getattr(claims, "always", frozenset[str]())
-    theme = draw(st.sampled_from(_themes(claims, always)))
+    theme = draw(among(*_themes(claims, always)))
     kind = theme.split()[0]
     on = subset(draw, claims, [name for name in FEATURES if name not in TYPES])
     on |= always | THEMES.get(theme, frozenset())
-    head_dim = draw(st.sampled_from((64, 16, 32, 96, 128, *((80, 256) if large else ()))))
-    q_len = 1 if draw(st.booleans()) else draw(st.integers(1, 8 if large else 4))
-    nope = draw(st.sampled_from((head_dim, head_dim // 2, 2 * head_dim))) if "nope" in on else 0
+    head_dim = draw(among(64, 16, 32, 96, 128, *((80, 256) if large else ())))
+    q_len = 1 if draw(st.booleans()) else draw(between(1, 8 if large else 4))
+    nope = draw(among(head_dim, head_dim // 2, 2 * head_dim)) if "nope" in on else 0
     fields: dict[str, Any] = {name: True for name in (*OUTPUTS, "nulls") if name in on}
     if nope:  # the rotated part is whole
         head_dim += nope
@@ -525,24 +525,24 @@ def strategy(
         fields["nope"] = nope
     if "interleaved" in on:
         fields["interleaved"] = True
-    kv_heads = 1 if nope else draw(st.sampled_from((1, 2, 3) if large else (1, 2)))
-    original, base = draw(st.sampled_from(ORIGINALS)), draw(st.sampled_from(BASES))
+    kv_heads = 1 if nope else draw(among(*(1, 2, 3) if large else (1, 2)))
+    original, base = draw(among(*ORIGINALS)), draw(among(*BASES))
     if theme == "yarn on a steep base":
         base, original = STEEP
-    fields |= draw(_parameters(kind, on, claims, head_dim - nope, original))
+    fields |= _parameters(draw, kind, on, claims, head_dim - nope, original)
     if "temperature" in on:
-        fields |= {"temperature": draw(st.sampled_from((0.1, 0.25))), "original_max": original}
+        fields |= {"temperature": draw(among(0.1, 0.25)), "original_max": original}
     if "original_at_top" in always:
         fields.setdefault("original_max", original)
     if "scattered" in on and q_len > 1:
         fields["scattered"] = True
-    fields |= draw(_spelling(on, fields))
+    fields |= _spelling(draw, on, fields)
     factor = fields.get("factor") or 4.0
     longest = max(original, int(original * factor)) if kind != "dynamic" else original
     if fields.get("longrope") and "factor" not in fields:
-        longest = original * draw(st.sampled_from((32, 1, 4)))
-    batch = draw(st.integers(1, 3))
-    kv_len = draw(st.integers(1, 12 if large else 5))
+        longest = original * draw(among(32, 1, 4))
+    batch = draw(between(1, 3))
+    kv_len = draw(between(1, 12 if large else 5))
     same = draw(st.booleans())
     turning = near(original - q_len, low=0, high=FAR - 512)  # the last length that is short
     places = st.one_of(
@@ -554,17 +554,15 @@ def strategy(
     if "temperature" in on:  # a query beyond the original context
         beyond = draw(near(original, 2 * original, low=original, high=FAR - 512))
         offsets = (beyond, *offsets[1:])
-    keys = tuple(
-        draw(st.sampled_from((0, max(0, o + q_len - kv_len), o // 2, min(3, o)))) for o in offsets
-    )
+    keys = tuple(draw(among(0, max(0, o + q_len - kv_len), o // 2, min(3, o))) for o in offsets)
     return YarnCase(
-        dtype=draw(st.sampled_from(dtypes)),
+        dtype=draw(among(*dtypes)),
         seed=draw(seeds),
-        values=draw(st.sampled_from(FILLS)) if draw(st.booleans()) else "normal",
+        values=draw(among(*FILLS)) if draw(st.booleans()) else "normal",
         batch=batch,
         q_len=q_len,
         kv_len=kv_len,
-        heads=kv_heads * draw(st.sampled_from((1, 2, 3))),
+        heads=kv_heads * draw(among(1, 2, 3)),
         kv_heads=kv_heads,
         head_dim=head_dim,
         base=base,
@@ -575,7 +573,6 @@ def strategy(
     )
 
 
-@st.composite
 def _parameters(
     draw: st.DrawFn,
     kind: str,
@@ -588,53 +585,51 @@ def _parameters(
     fields: dict[str, Any] = {} if kind == "default" else {kind: True}
     partial = "partial" in on and (head_dim * 0.5) % 4 == 0
     if partial or (kind == "proportional" and "partial" in claims):
-        fields["partial"] = draw(st.sampled_from((0.5, 0.25) if head_dim % 16 == 0 else (0.5,)))
+        fields["partial"] = draw(among(*(0.5, 0.25) if head_dim % 16 == 0 else (0.5,)))
     if kind in ("yarn", "llama3", "linear", "dynamic") or (
         kind == "proportional" and "factor" in on
     ):
-        fields["factor"] = draw(st.sampled_from(FACTORS))
+        fields["factor"] = draw(among(*FACTORS))
     if kind in ("yarn", "llama3", "longrope"):
         fields["original_max"] = original
     if kind == "yarn":
         if "beta_fast" in on:
-            fields["beta_fast"] = draw(st.sampled_from((32.0, 64.0, 16.0)))
+            fields["beta_fast"] = draw(among(32.0, 64.0, 16.0))
         if "beta_slow" in on:
-            fields["beta_slow"] = draw(st.sampled_from((1.0, 2.0, 0.5)))
+            fields["beta_slow"] = draw(among(1.0, 2.0, 0.5))
         if "truncate" in on:
-            fields["truncate"] = draw(st.sampled_from((False, True, False)))
-        fields |= draw(_mscales(on))
+            fields["truncate"] = draw(among(False, True, False))
+        fields |= _mscales(draw, on)
         if "attention_factor" in on:
             implied = reference.mscale(fields["factor"])
-            fields["attention_factor"] = draw(st.sampled_from((1.0, 1.1, implied, 1.4852)))
+            fields["attention_factor"] = draw(among(1.0, 1.1, implied, 1.4852))
     elif kind == "llama3":
-        fields["low_freq_factor"] = draw(st.sampled_from((1.0, 2.0)))
-        fields["high_freq_factor"] = draw(st.sampled_from((4.0, 8.0)))
+        fields["low_freq_factor"] = draw(among(1.0, 2.0))
+        fields["high_freq_factor"] = draw(among(4.0, 8.0))
     elif kind == "longrope":
         angles = int(head_dim * fields.get("partial", 1.0)) // 2
         low, high = (
-            draw(st.sampled_from(((1.0, 1.25), (1.05, 2.0)))),
-            draw(st.sampled_from(((1.0, 64.0), (1.1, 8.0), (4.0, 40.0)))),
+            draw(among((1.0, 1.25), (1.05, 2.0))),
+            draw(among((1.0, 64.0), (1.1, 8.0), (4.0, 40.0))),
         )
         fields["short_factor"] = divisors(*low, angles)
         fields["long_factor"] = divisors(*high, angles)
         if "factor" in on:
-            fields["factor"] = draw(st.sampled_from((32.0, 4.0, 1.0)))
+            fields["factor"] = draw(among(32.0, 4.0, 1.0))
         if "attention_factor" in on:
-            fields["attention_factor"] = draw(st.sampled_from((1.0, 1.1, 1.19)))
+            fields["attention_factor"] = draw(among(1.0, 1.1, 1.19))
     return fields
 
 
-@st.composite
 def _mscales(draw: st.DrawFn, on: frozenset[str]) -> dict[str, float]:
     """mscale and mscale_all_dim: mostly both or none, as in published configs."""
     asked = on & {"mscale", "mscale_all_dim"}
-    if len(asked) < 2 and draw(st.sampled_from((True, True, False))):
+    if len(asked) < 2 and draw(among(True, True, False)):
         return {}
     weights = {"mscale": (1.0, 0.707, 1.2), "mscale_all_dim": (1.0, 0.707, 0.8)}
-    return {name: draw(st.sampled_from(weights[name])) for name in sorted(asked)}
+    return {name: draw(among(*weights[name])) for name in sorted(asked)}
 
 
-@st.composite
 def _spelling(draw: st.DrawFn, on: frozenset[str], fields: Mapping[str, Any]) -> dict[str, Any]:
     """How the config is written."""
     out: dict[str, Any] = {}
@@ -643,7 +638,7 @@ def _spelling(draw: st.DrawFn, on: frozenset[str], fields: Mapping[str, Any]) ->
     if "old_names" in on:
         out["old_names"] = True
     if "type_key" in on:
-        out["type_key"] = draw(st.sampled_from(("type", "both")))
+        out["type_key"] = draw(among("type", "both"))
     if "original_at_top" in on and "original_max" in fields:
         out["original_at_top"] = True
     return out
