@@ -9,7 +9,19 @@ import typer
 
 from harness.engines import EngineError
 from harness.rundir import RunError
-from reports.commands import bench, check, env, explain, lanes, matrix, power, replay, run
+from reports.commands import (
+    bench,
+    check,
+    env,
+    explain,
+    lanes,
+    matrix,
+    new,
+    power,
+    replay,
+    repro,
+    run,
+)
 from reports.usage import UsageError
 
 app = typer.Typer(
@@ -21,11 +33,19 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 for _command in (
-    run.run, matrix.matrix, check.check, replay.replay, lanes.lanes, explain.explain, bench.bench,
+    run.run,
+    matrix.matrix,
+    check.check,
+    replay.replay,
+    repro.repro,
+    lanes.lanes,
+    explain.explain,
+    bench.bench,
     power.power,
-):  # fmt: skip
+):
     app.command()(_command)
 app.add_typer(env.app, name="env")
+app.add_typer(new.new, name="new")
 
 
 def main() -> None:

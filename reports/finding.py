@@ -21,4 +21,7 @@ def lines(record: Record) -> list[str]:
 
 def next_commands(case_id: str) -> list[str]:
     """What to type next."""
-    return [f"again: parity replay {case_id}"]
+    return [
+        f"again: parity replay {case_id}",
+        f"alone: parity repro {case_id} -o repro.py",
+    ]

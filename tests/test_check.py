@@ -1,5 +1,9 @@
 """A person's own function on trial: right ones pass, wrong ones are named, and misuse is told."""
 
+import re
+import shlex
+import subprocess
+import sys
 import textwrap
 from pathlib import Path
 
@@ -10,7 +14,7 @@ from harness import signatures
 from harness.given import Given
 from harness.record import Status
 from harness.run import judge
-from tests.test_cli import Parity, parity  # noqa: F401 - the fixture
+from tests.test_cli import ROOT, Parity, parity  # noqa: F401 - the fixture
 
 SDPA = '''
 import torch
@@ -388,3 +392,34 @@ def test_explain_shows_the_arguments(parity):  # noqa: F811
     assert code == 0
     for part in ("parity check FILE.py:FUNCTION --op mla", "w_uk", "needed: ", "returns", "joined"):
         assert part in out
+
+
+def test_the_readme_s_example_is_found_named_and_reproduced(parity, tmp_path, monkeypatch):  # noqa: F811
+    """Its code and its commands, as they stand there, in a folder of their own."""
+    section = (ROOT / "README.md").read_text().split("## Your own function")[1].split("\n## ")[0]
+    code, commands, ending = re.findall(r"```(?:python|sh|)\n(.*?)```", section, re.DOTALL)
+    (tmp_path / "mine.py").write_text(code)
+    monkeypatch.chdir(tmp_path)
+    check_, repro = (shlex.split(line)[1:] for line in commands.splitlines())
+    kept = ("--corpus", str(tmp_path / "corpus"))
+    status, out, _ = parity(*check_, *kept)
+    assert status == 1
+    for line in ending.splitlines():
+        assert line.split("(1.00")[0] in out  # z depends on the machine's rounding
+    assert f"alone: parity {shlex.join(repro)}" in out
+    status, out, err = parity(*repro, *kept)
+    assert status == 0, out + err
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    done = subprocess.run(
+        [sys.executable, "-I", str(tmp_path / "repro.py")],
+        cwd=elsewhere, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 1, done.stderr
+    assert "fault: window off by one: W+1 keys visible" in done.stdout
+    assert "  observed " in done.stdout
+    (tmp_path / "mine.py").write_text(code.replace(">= row", "> row"))
+    assert parity(*check_, *kept, "--cases", "20")[0] == 0
+    status, _, err = parity(*repro, *kept)
+    assert status == 2
+    assert "answers case cf03c064033a with agree now" in err

@@ -72,6 +72,13 @@ def parity(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) 
         (["matrix", "no-such-run"], "run='no-such-run'", "expected one of"),
         (["check", "f.py:g", "--op", "spda"], "op='spda'", "sdpa"),
         (["replay", "0000", "--corpus", "no-such-folder"], "case='0000'", "expected the beginning"),
+        (
+            ["repro", "0000", "-o", "x.py", "--corpus", "no"],
+            "case='0000'",
+            "expected the beginning",
+        ),
+        (["new", "engine", "torch"], "name='torch' is taken", "expected a new one"),
+        (["new", "engine", "a-b"], "name='a-b'", "lower case"),
         (["replay", "0000", "--run", "no-such-run"], "run='no-such-run'", "expected one of"),
     ],
     ids=lambda words: " ".join(words) if isinstance(words, list) else "",
