@@ -191,6 +191,11 @@ class YarnCase(Case):
         return self.longrope and min(self.lengths) <= self.rope.original_max
 
     @property
+    def first_long(self) -> bool:
+        """longrope, the longest request by one token beyond what its original context holds."""
+        return self.longrope and max(self.lengths) == self.rope.original_max + 1
+
+    @property
     def aligned(self) -> bool:
         """All requests have the same offsets."""
         return len(set(self.offsets)) == 1 and len(set(self.key_offsets)) == 1

@@ -120,6 +120,18 @@ def _padding_seen(case: SdpaCase, inputs: Inputs) -> Question | None:
     return full, {**inputs, "k": k, "v": v, "visible": visible}
 
 
+def _padded_to_the_full(case: SdpaCase, inputs: Inputs) -> Question | None:
+    """A batch's windows are padded on the right, and hidden from the columns that whole requests
+    would be padded from: short ones lose their newest keys."""
+    if case.window is None or case.kv_lens is None or case.q_lens is not None:
+        return None
+    keys = torch.tensor(case.kv_lens)[:, None] - case.q_len + 1 + torch.arange(case.q_len)
+    moved = keys.amax(0) - keys.clamp(max=case.window).amax(0)
+    rank = inputs["visible"].cumsum(-1)
+    seen = rank <= (keys - moved)[:, None, :, None]
+    return case, {**inputs, "visible": inputs["visible"] & seen}
+
+
 def _order(case: SdpaCase) -> torch.Tensor:
     """For every query head, the head whose key/value group a tiling kernel gives it."""
     return torch.arange(case.heads) % case.kv_heads
@@ -513,6 +525,12 @@ DEFECTS = (
         bugs=("B021",),
         sentence="padding keys attended as zeros",
         question=_padding_seen,
+    ),
+    Defect(
+        name="window-padded-by-full-lengths",
+        bugs=(),
+        sentence="windows of a ragged batch hidden by the padding of the whole requests",
+        question=_padded_to_the_full,
     ),
     Defect(
         name="scale-plus-0.1%",

@@ -53,6 +53,14 @@ def _ignored(case: YarnCase) -> float | None:
     return replace(case, attention_factor=None).rope.attention_factor
 
 
+def _kept(case: YarnCase) -> float | None:
+    """The ratio of mscale and mscale_all_dim counts, where attention_factor stands in its place."""
+    if case.attention_factor is None or not (case.mscale and case.mscale_all_dim):
+        return None
+    ratio = replace(case, attention_factor=None).rope.attention_factor
+    return case.attention_factor * ratio / reference.mscale(case.rope.factor)
+
+
 def _plain_softmax(case: YarnCase, inputs: Inputs) -> Question | None:
     if not case.nope or not case.yarn or not case.mscale_all_dim:
         return None
@@ -359,6 +367,12 @@ DEFECTS = (
         bugs=("B093",),
         sentence="attention_factor multiplied by what the factor implies: mscale applied twice",
         question=_magnitude(_multiplied),
+    ),
+    Defect(
+        name="mscale-kept-beside-attention-factor",
+        bugs=(),
+        sentence="mscale and mscale_all_dim count although attention_factor is given",
+        question=_magnitude(_kept),
     ),
     Defect(
         name="attention-factor-one",
