@@ -108,8 +108,8 @@ def _fit(
 
 def _variance(got: torch.Tensor, envelope: MidRad) -> torch.Tensor:
     """Variance of the rounding error that the dtypes explain: a sixth of the radius is sigma."""
-    if not got.is_floating_point():
-        return torch.full_like(envelope.mid, 1.0)
+    if not got.is_floating_point():  # exact: one wrong element is significant
+        return torch.full_like(envelope.mid, (0.5 / STANDARD_ERRORS) ** 2)
     fmt = FORMATS[str(got.dtype).removeprefix("torch.")]
     rounding = fmt.u * envelope.mid.abs() + fmt.tiny / 2
     return (envelope.rad / 6) ** 2 + rounding * rounding / 3
