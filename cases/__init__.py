@@ -7,7 +7,11 @@ import importlib
 import pkgutil
 from types import ModuleType
 
-SHARED = frozenset({"case", "values", "layouts", "defects", "drawing", "memory", "undrawn"})
+SHARED = frozenset(
+    {
+        "case", "values", "layouts", "defects", "drawing", "memory", "undrawn", "probes", "ranges",
+    }
+)  # fmt: skip
 OPS = tuple(sorted(m.name for m in pkgutil.iter_modules(__path__) if m.name not in SHARED))
 
 

@@ -145,6 +145,10 @@ class BandedMaskCase(Case):
         rows = (self.n,) if self.batch is None else (self.batch, self.n)
         return {"visible": (*rows, self.written), **({"stray": rows} if self.held else {})}
 
+    def axes(self) -> Mapping[str, tuple[str, ...]]:
+        rows = ("query",) if self.batch is None else ("request", "query")
+        return {"visible": (*rows, "token"), "stray": rows}
+
     def inputs(self) -> Inputs:
         """`tokens` `[batch, 1, written, WIDTH]`: what to write to a cache as keys and values.
 

@@ -58,6 +58,12 @@ REAL_FILLS = (
 """Fills of floating-point cases. integers: the sum is exact in float32, so nothing is allowed."""
 INT8_FILLS = ("range", "integers", "extreme")
 """Fills of int8 cases: all 256 values; -8..8; only -128 and 127."""
+INDEX_PROBE = "index_probe"
+"""A fill that `cases.probes` reads back: row i of a in batch entry e is unit vector (i + e) mod k,
+and each element of b is a whole number that tells it from its neighbours: see `names`."""
+NAMES = 251
+"""How many names there are: a prime, so that neither a row nor a column nor a tile wraps onto the
+same one. They are -125..126 without 0, which every dtype holds exactly."""
 SMALL_INTEGERS = 8
 """Bound of the `integers` fill: sums of K < 2**18 products stay exact in float32's 24 bits."""
 
@@ -97,7 +103,7 @@ class BmmCase(Case):
                 raise ValueError(f"{what}; got {self.to_json()}")
 
         need(self.dtype in DTYPES, f"dtype must be one of {', '.join(DTYPES)}")
-        fills = INT8_FILLS if self.integral else REAL_FILLS
+        fills = (*(INT8_FILLS if self.integral else REAL_FILLS), INDEX_PROBE)
         need(self.values in fills, f"values must be one of {', '.join(fills)}")
         need(min(self.batch, self.m, self.n, self.k) >= 1, "batch, m, n and k must be at least 1")
         need(self.addend in (None, "full", "row"), "addend must be full or row")
@@ -134,6 +140,9 @@ class BmmCase(Case):
     def output_shapes(self) -> Mapping[str, tuple[int, ...]]:
         return {"out": (self.batch, self.m, self.n)}
 
+    def axes(self) -> Mapping[str, tuple[str, ...]]:
+        return {"out": ("batch", "row", "column")}
+
     def inputs(self) -> Inputs:
         return dict(_inputs(self))
 
@@ -162,7 +171,8 @@ class BmmCase(Case):
 
 @remembered
 def _inputs(case: BmmCase) -> tuple[tuple[str, torch.Tensor], ...]:
-    a, b = _integers(case) if case.integral or case.values == "integers" else _reals(case)
+    whole = case.integral or case.values in ("integers", INDEX_PROBE)
+    a, b = _integers(case) if whole else _reals(case)
     out = {}
     if case.codes:
         out["codes"], scales, b = _codes(case)
@@ -201,6 +211,8 @@ def _lay_out(x: torch.Tensor, layout: str, poison: float) -> torch.Tensor:
 
 def _integers(case: BmmCase) -> tuple[torch.Tensor, torch.Tensor]:
     """a and b as whole numbers, of the fill that the case names."""
+    if case.values == INDEX_PROBE:
+        return probing_rows(case), names(case)
     shapes = (("a", (case.batch, case.m, case.k)), ("b", (case.batch, case.k, case.n)))
     if case.values == "extreme":
         a, b = (values.integers(case.seed, name, shape, 0, 1) * 255 - 128 for name, shape in shapes)
@@ -211,15 +223,29 @@ def _integers(case: BmmCase) -> tuple[torch.Tensor, torch.Tensor]:
     return a.double(), b.double()
 
 
+def probing_rows(case: BmmCase) -> torch.Tensor:
+    """a of an index probe: row i of batch entry e picks row (i + e) mod k of b."""
+    entry, row = torch.arange(case.batch)[:, None], torch.arange(case.m)
+    return torch.nn.functional.one_hot((row + entry) % case.k, case.k).double()
+
+
+def names(case: BmmCase) -> torch.Tensor:
+    """b of an index probe: every element's name, in the order of a contiguous b."""
+    code = torch.arange(case.batch * case.k * case.n) % NAMES - NAMES // 2
+    return torch.where(code >= 0, code + 1, code).double().view(case.batch, case.k, case.n)
+
+
 def _codes(case: BmmCase) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Codes uint8 [batch, n, k], scales [batch, n, ceil(k / 32)], and b = scale * (code - 128).
 
     Eight bits times a power of two: every dtype holds b exactly.
     """
-    whole = case.values == "integers"
+    whole = case.values in ("integers", INDEX_PROBE)
     reach = SMALL_INTEGERS if whole else CODE_OF_ZERO
     shape = (case.batch, case.n, case.k)
     codes = CODE_OF_ZERO + values.integers(case.seed, "codes", shape, -reach, min(reach, 127))
+    if case.values == INDEX_PROBE:
+        codes = CODE_OF_ZERO + names(case).mT.long()
     groups = (case.batch, case.n, -(-case.k // CODES_PER_SCALE))
     down = values.integers(case.seed, "scales", groups, 3, 6)
     scales = torch.ldexp(torch.ones(groups).double(), -down) if not whole else torch.ones(groups)
@@ -229,7 +255,7 @@ def _codes(case: BmmCase) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
 
 def _addend(case: BmmCase, shape: tuple[int, ...]) -> torch.Tensor:
     """c as float64, of about the size of the product where that is not tiny."""
-    if case.values == "integers":
+    if case.values in ("integers", INDEX_PROBE):
         return values.integers(case.seed, "c", shape, -64, 64).double()
     c = values.normal(case.seed, "c", shape)
     return c * values.tiny(case.dtype) if case.values in ("subnormal", "underflow") else c

@@ -43,6 +43,18 @@ class Case(ABC):
     def output_shapes(self) -> Mapping[str, tuple[int, ...]]:
         """The shape of every output that the case asks for."""
 
+    @abstractmethod
+    def axes(self) -> Mapping[str, tuple[str, ...]]:
+        """The name of every axis of every output, in the op's own words: "head", "query row"."""
+
+    def place(self, output: str, where: tuple[torch.Tensor, ...]) -> dict[str, torch.Tensor]:
+        """Elements of `output` at the indices `where` (one int64 tensor per axis), by name.
+
+        The axes' own names and, where an op packs several things into one axis or counts by
+        another number, those too: the request of a packed token, the position, the pair.
+        """
+        return dict(zip(self.axes()[output], where, strict=True))
+
     @property
     def structured(self) -> bool:
         """True when the values are not independent draws, so only `det` radii are valid."""

@@ -11,6 +11,7 @@ from cases import values
 from cases.case import Case, Inputs
 from cases.drawing import RARELY, among, anew, between, near, seeds, st, subset
 from cases.memory import remembered
+from cases.probes.weights import ladder, rung
 from references import mla as reference
 
 FEATURES = {
@@ -41,6 +42,11 @@ SIZES = (
     (512, 64, 128, 128),
     (512, 64, 192, 256),
 )
+PROBES = ("page_probe", "key_probe")
+"""Fills that `cases.probes` reads back: the latent of key j is a multiple of unit vector j, another
+one for each request, and W_UV shows its columns. page_probe: q is 0, all visible keys weigh alike;
+key_probe: the rotated part of key j is unit vector j, and q_pe gives the keys a ladder of logits.
+"""
 HEADS = (1, 2, 16, 3, 7, 128)
 MSCALES = (1.2608, 1.3689, 1.05)
 """DeepSeek V2 and V3 (factor 40), and one near 1."""
@@ -102,7 +108,8 @@ class MlaCase(Case):
             if not ok:
                 raise ValueError(f"{what}; got {self.to_json()}")
 
-        need(self.values in values.NAMES, f"values must be one of {', '.join(values.NAMES)}")
+        fills = (*values.NAMES, *PROBES)
+        need(self.values in fills, f"values must be one of {', '.join(fills)}")
         sizes = (
             self.batch, self.q_len, self.heads, self.latent_dim, self.rope_dim, self.nope_dim,
             self.v_dim, self.splits, self.page_size or 1,
@@ -197,6 +204,42 @@ class MlaCase(Case):
             "cache": (self._pages(), self.page_size or self.kv_len, self.width),
         }
         return {name: shapes[name] for name in self.output_dtypes()}
+
+    def axes(self) -> Mapping[str, tuple[str, ...]]:
+        heads = ("token", "head")
+        return {
+            "out": (*heads, "column"),
+            "lse": heads,
+            "q_latent": (*heads, "latent column"),
+            "o_latent": (*heads, "latent column"),
+            "cache": ("page", "row", "column"),
+        }
+
+    def place(self, output: str, where: tuple[torch.Tensor, ...]) -> dict[str, torch.Tensor]:
+        if output == "cache":
+            return self._owners(where)
+        token, *rest = where
+        counts = torch.tensor(self.lengths()[0])
+        request = torch.arange(self.batch).repeat_interleave(counts)
+        named = {"request": request[token], "position": self.positions()[token]}
+        if self.schedule:
+            ends = torch.tensor(self.schedule).cumsum(0)
+            named["call"] = torch.bucketize(token % self.q_len, ends, right=True)
+        return named | dict(zip(self.axes()[output][1:], rest, strict=True))
+
+    def _owners(self, where: tuple[torch.Tensor, ...]) -> dict[str, torch.Tensor]:
+        """Places in the cache, with the request and position whose row it is; -1: nobody's."""
+        page, row, column = where
+        size = self.page_size or self.kv_len
+        table, owner = self.inputs()["table"], torch.full((2, self._pages() * size), -1)
+        for request, length in enumerate(self.lengths()[1]):
+            at = torch.arange(length)
+            slots = table[request, at // size].long() * size + at % size
+            owner[0, slots], owner[1, slots] = request, at
+        request, position = owner[:, page * size + row]
+        return {
+            "request": request, "position": position, "page": page, "row": row, "column": column,
+        }  # fmt: skip
 
     def inputs(self) -> Inputs:
         return dict(_inputs(self))
@@ -405,6 +448,16 @@ def _filled(case: MlaCase) -> dict[str, torch.Tensor]:
         case "steady":
             rows[..., :latent] = 1 + rows[..., :latent] / 128
             q_nope = q_nope / 4
+        case "page_probe" | "key_probe":
+            owner = 4.0 ** torch.arange(case.batch).double()[:, None, None]
+            names = torch.eye(case.kv_len, latent).double()
+            q_nope, rows[..., :latent] = torch.zeros_like(q_nope), owner * names
+            w_uv = torch.eye(latent, case.v_dim).double().repeat(heads, 1, 1)
+            q_pe = torch.zeros_like(q_pe)
+            if case.values == "key_probe":
+                row, column = torch.arange(case.rows)[:, None, None], torch.arange(case.rope_dim)
+                q_pe += ladder(rung(case.softmax_scale), row, torch.arange(heads)[:, None], column)
+                rows[..., latent:] = torch.eye(case.kv_len, case.rope_dim).double()
     return {"q_nope": q_nope, "q_pe": q_pe, "rows": rows, "w_uk": w_uk, "w_uv": w_uv}
 
 

@@ -14,6 +14,7 @@ from cases.drawing import RARELY, among, anew, between, mostly, near, seeds, st,
 from cases.layouts import NAMES as LAYOUTS
 from cases.layouts import lay_out
 from cases.memory import remembered
+from cases.probes.weights import ladder, rung
 from references import sdpa as reference
 
 FEATURES = {
@@ -36,6 +37,10 @@ WINDOWS = (1, 2, 3, 4, 7, 8, 16, 31, 32, 64, 128)
 LARGEST_WORK = 1 << 26
 """Multiplications of q and k, per request, of a nightly case."""
 BLOCKS = (8, 16, 32, 64, 128, 256, 512)
+PROBES = ("mask_probe", "key_probe")
+"""Fills that `cases.probes` reads back: row j of v is a multiple of unit vector j, a different one
+for each request and kv head. mask_probe: q is 0, all visible keys weigh alike; key_probe: row j of
+k is unit vector j, and the queries give the keys a ladder of logits."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,7 +79,8 @@ class SdpaCase(Case):
             if not ok:
                 raise ValueError(f"{what}; got {self.to_json()}")
 
-        need(self.values in values.NAMES, f"values must be one of {', '.join(values.NAMES)}")
+        fills = (*values.NAMES, *PROBES)
+        need(self.values in fills, f"values must be one of {', '.join(fills)}")
         sizes = (self.batch, self.q_len, self.kv_len, self.heads, self.kv_heads, self.head_dim)
         need(min(sizes) >= 1, "batch, lengths, heads and head_dim must be at least 1")
         need(self.heads % self.kv_heads == 0, "heads must be a multiple of kv_heads")
@@ -120,6 +126,17 @@ class SdpaCase(Case):
     def output_shapes(self) -> Mapping[str, tuple[int, ...]]:
         rows = (self.batch, self.heads, self.q_len)
         return {"out": (*rows, self.head_dim), **({"lse": rows} if self.lse else {})}
+
+    def axes(self) -> Mapping[str, tuple[str, ...]]:
+        rows = ("request", "head", "query row")
+        return {"out": (*rows, "column"), "lse": rows}
+
+    def place(self, output: str, where: tuple[torch.Tensor, ...]) -> dict[str, torch.Tensor]:
+        named = super().place(output, where)
+        if self.schedule:
+            ends = torch.tensor([end for _, end, _ in self.steps()])
+            named["call"] = torch.bucketize(named["query row"], ends, right=True)
+        return named
 
     def steps(self) -> tuple[tuple[int, int, int], ...]:
         """(first query, end of queries, keys) of every call of the schedule."""
@@ -289,7 +306,21 @@ def _filled(case: SdpaCase) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
             q, k, v = (q * 2).round() / 2, (k * 2).round() / 2, (v * 4).round() / 4
         case "steady":
             v = 1 + v / 128
+        case "mask_probe":
+            q, v = torch.zeros_like(q), _named(case)
+        case "key_probe":
+            row, column = torch.arange(case.q_len)[:, None], torch.arange(d)
+            head = torch.arange(case.heads)[:, None, None]
+            q = q.zero_() + ladder(rung(case.softmax_scale), head, row, column)
+            k, v = k.zero_() + torch.eye(case.kv_len, d).double(), _named(case)
     return q, k, v
+
+
+def _named(case: SdpaCase) -> torch.Tensor:
+    """Values that tell their key by the column, and their request and kv head by the size."""
+    names = torch.eye(case.kv_len, case.head_dim).double()
+    owners = 1 + torch.arange(case.batch * case.kv_heads).double()
+    return owners.view(case.batch, case.kv_heads, 1, 1) * names
 
 
 _FEW_QUERIES = st.one_of(st.just(1), st.integers(2, 24))

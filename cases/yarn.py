@@ -59,6 +59,10 @@ FEATURES = {
 """Every optional field, with its meaning."""
 
 FILLS = ("normal", "small", "loud", "outlier", "positive", "grid", "zeros")
+POSITION_PROBE = "position_probe"
+"""A fill that `cases.probes` reads back: head 2i of q lies along the first column of a pair, head
+2i + 1 along its second, and k along the first column of all pairs, so that their logits are cosine
+and sine of the angle between them: see `probed_pairs`."""
 ORIGINALS = (4096, 8192, 2048, 16384, 32768, 65536, 131072)
 STEEP = (10000.0, 131072)
 """A base and an original context with which the ramp of yarn reaches beyond the last pair."""
@@ -129,7 +133,8 @@ class YarnCase(Case):
             if not ok:
                 raise ValueError(f"{what}; got {self.to_json()}")
 
-        need(self.values in FILLS, f"values must be one of {', '.join(FILLS)}")
+        fills = (*FILLS, POSITION_PROBE)
+        need(self.values in fills, f"values must be one of {', '.join(fills)}")
         sizes = (self.batch, self.q_len, self.kv_len, self.heads, self.kv_heads)
         need(min(sizes) >= 1, "batch, lengths and heads must be at least 1")
         need(self.heads % self.kv_heads == 0, "heads must be a multiple of kv_heads")
@@ -311,6 +316,30 @@ class YarnCase(Case):
         }
         return {name: shapes[name] for name in self.output_dtypes()}
 
+    def axes(self) -> Mapping[str, tuple[str, ...]]:
+        return {
+            "logits": ("request", "head", "query", "key"),
+            "inv_freq": ("request", "pair"),
+            "scale": ("part",),
+            "q": ("request", "head", "query", "column"),
+            "k": ("request", "key head", "key", "column"),
+        }
+
+    def place(self, output: str, where: tuple[torch.Tensor, ...]) -> dict[str, torch.Tensor]:
+        named = super().place(output, where)
+        for name, positions in zip(("query", "key"), self._positions(), strict=True):
+            if name in named:
+                named[f"{name} position"] = positions[named["request"], named[name]]
+        if "column" in named:
+            named["pair"] = self._pair(named["column"])
+        return named
+
+    def _pair(self, column: torch.Tensor) -> torch.Tensor:
+        """The pair that each column is rotated in; -1: it passes through."""
+        rotary, column = self.rope.rotary_dim, column - self.rope.start
+        pair = column // 2 if self.interleaved else column % (rotary // 2)
+        return torch.where((column >= 0) & (column < rotary), pair, -1)
+
     def inputs(self) -> Inputs:
         """q, k and the positions of each, int64 [batch, len]."""
         return dict(_inputs(self))
@@ -453,7 +482,26 @@ def _filled(case: YarnCase, name: str, shape: tuple[int, ...]) -> torch.Tensor:
             x = (x * 2).round() / 2
         case "zeros":
             x[..., ::3] = 0
+        case _ if case.values == POSITION_PROBE:
+            x = torch.zeros(shape, dtype=torch.float64)
+            if name == "k":
+                x[..., pair_columns(case)[0]] = 1
+            for head, pair in enumerate(probed_pairs(case)) if name == "q" else ():
+                x[:, head, :, pair_columns(case)[head % 2, pair]] = 1
     return x
+
+
+def pair_columns(case: YarnCase) -> torch.Tensor:
+    """int64 [2, pairs]: the first and the second column of every rotated pair."""
+    rope = case.rope
+    columns = rope.start + torch.arange(rope.rotary_dim)
+    return columns.view(-1, 2).T if rope.interleaved else columns.view(2, -1)
+
+
+def probed_pairs(case: YarnCase) -> tuple[int, ...]:
+    """The pair that each head of a position probe lies in: from fast to slow, two heads to each."""
+    pairs, shown = case.rope.rotary_dim // 2, max(1, case.heads // 2)
+    return tuple(head // 2 * max(1, pairs // shown) % pairs for head in range(case.heads))
 
 
 THEMES = {

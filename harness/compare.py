@@ -46,9 +46,8 @@ def compare(
     worst, exact, elements, output, where = -1.0, 0, 0, "", ()
     for name, allowed in expected.items():
         got = observed[name]
-        distance = _excess(got, allowed)
-        distance = torch.where(distance.isnan(), INFINITE, distance)
-        hit = distance == 0  # the program's own rounding (either one at a tie)
+        far = distance(got, allowed)
+        hit = far == 0  # the program's own rounding (either one at a tie)
         mask = judged.get(name)
         claimed = ~allowed.rad.isinf()  # an infinite radius claims nothing: not judged
         if not bool(claimed.all()):
@@ -56,13 +55,13 @@ def compare(
         if mask is not None:
             elements += int(mask.sum())
             exact += int((hit & mask).sum())
-            distance = torch.where(mask, distance, -1.0)
+            far = torch.where(mask, far, -1.0)
         else:
             elements += got.numel()
             exact += int(hit.sum())
-        top = int(distance.argmax())
-        if float(distance.reshape(-1)[top]) > worst:
-            worst, output = float(distance.reshape(-1)[top]), name
+        top = int(far.argmax())
+        if float(far.reshape(-1)[top]) > worst:
+            worst, output = float(far.reshape(-1)[top]), name
             where = tuple(int(i) for i in torch.unravel_index(torch.tensor(top), got.shape))
     if elements == 0:
         return Verdict(
@@ -74,11 +73,13 @@ def compare(
     )
 
 
-def _excess(got: torch.Tensor, allowed: MidRad) -> torch.Tensor:
+def distance(got: torch.Tensor, allowed: MidRad) -> torch.Tensor:
+    """Excess per element of one output, float64; NaN is infinitely far."""
     if got.is_floating_point():
-        return excess(got, allowed, FORMATS[str(got.dtype).removeprefix("torch.")])
-    distance = (got.double() - allowed.mid).abs()  # integers and bools are exact
-    return torch.where(distance <= allowed.rad, 0.0, INFINITE)
+        far = excess(got, allowed, FORMATS[str(got.dtype).removeprefix("torch.")])
+        return torch.where(far.isnan(), INFINITE, far)
+    apart = (got.double() - allowed.mid).abs()  # integers and bools are exact
+    return torch.where(apart <= allowed.rad, 0.0, INFINITE)
 
 
 def _sentence(

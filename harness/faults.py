@@ -20,6 +20,9 @@ from harness.arithmetic.midrad import MidRad
 
 STANDARD_ERRORS = 8.0
 """Below this z a direction explains nothing: 444 correct runs reached 3.1 (NUMERICS 3.8)."""
+UNEXPLAINED = 0.25
+"""The share of a residual that its name may leave, where that is more than rounding explains. In a
+single row nearly every direction is significant; one that is there leaves nothing."""
 LEAST_ALPHA, MOST_ALPHA = 0.3, 3.0
 """A fault that is there has a coefficient near 1; far from it another cause fits by chance."""
 
@@ -52,64 +55,91 @@ def name(
 
     envelope: the op's envelope program, whose radii set the scale of rounding errors.
     """
-    right = case.expected(inputs)
-    judged = case.judged(inputs)
-    found = []
-    for defect in dictionary:
-        wrong = defect.answer(case, inputs)
+    residual = Residual(case, inputs, observed, envelope)
+    found = [fault for defect in dictionary if (fault := residual.fit(defect)) is not None]
+    return max(found, key=lambda fault: fault.explained, default=None)
+
+
+class Residual:
+    """What is left of an answer without the right one, in units of the rounding error's sigma."""
+
+    def __init__(
+        self,
+        case: Case,
+        inputs: Inputs,
+        observed: Mapping[str, torch.Tensor],
+        envelope: Mapping[str, MidRad],
+    ) -> None:
+        self._case, self._inputs = case, inputs
+        self._right = case.expected(inputs)
+        self._usable, self._sigma, self._rest = {}, {}, {}
+        self._noise = 0.0  # energy that rounding is expected to have: one for each element
+        judged = case.judged(inputs)
+        for key, truth in self._right.items():
+            rest = observed[key].double() - truth.double()
+            usable = rest.isfinite() & envelope[key].rad.isfinite()
+            if (mask := judged.get(key)) is not None:
+                usable &= mask
+            self._usable[key] = usable
+            self._noise += float(usable.sum()) if observed[key].is_floating_point() else 0.0
+            self._sigma[key] = _sigma(observed[key], envelope[key])
+            self._rest[key] = (rest / self._sigma[key]).masked_fill(~usable, 0.0)
+
+    def direction(self, defect: Defect | None) -> dict[str, torch.Tensor] | None:
+        """The whole fault in the residual's units; zeros for None; None where it can't show."""
+        if defect is None:
+            return {key: torch.zeros_like(rest) for key, rest in self._rest.items()}
+        wrong = defect.answer(self._case, self._inputs)
         if wrong is None:
-            continue
-        fit = _fit(right, wrong, observed, envelope, judged)
-        if fit is not None:
-            found.append(Fault(defect=defect, alpha=fit[0], z=fit[1], explained=fit[2]))
-    found.sort(key=lambda fault: fault.explained, reverse=True)
-    return found[0] if found else None
+            return None
+        out = {}
+        for key, truth in self._right.items():
+            shift = (wrong[key].double() - truth.double()) / self._sigma[key]
+            out[key] = shift.masked_fill(~(self._usable[key] & shift.isfinite()), 0.0)
+        return out
+
+    def left(self, direction: Mapping[str, torch.Tensor]) -> float:
+        """The share of the residual's energy that is left when the whole fault is taken away.
+
+        The energy of rounding is added to both: of a right answer a fault leaves more than 1.
+        """
+        least = max(self._noise, 1.0)
+        rest = sum(float((self._rest[key] - g).square().sum()) for key, g in direction.items())
+        return (rest + least) / (sum(float(r.square().sum()) for r in self._rest.values()) + least)
+
+    def fit(self, defect: Defect) -> Fault | None:
+        """The defect as an explanation, over all outputs; None if it is not significant."""
+        direction = self.direction(defect)
+        if direction is None:
+            return None
+        pairs = [(g, self._rest[key]) for key, g in direction.items()]
+        gains = torch.cat([_by_row(g * r) for g, r in pairs])
+        energies = torch.cat([_by_row(g * g) for g, _ in pairs])
+        total = sum(float(r.square().sum()) for _, r in pairs)
+        strength = float(energies.sum())
+        if strength == 0 or total == 0:
+            return None
+        alpha = float(gains.sum()) / strength
+        spread = float(((gains - alpha * energies) ** 2).sum()) ** 0.5 / strength
+        # With few rows the sandwich estimate is unreliable; the declared sigma is its lower bound.
+        z = alpha / max(spread, strength**-0.5)
+        if z < STANDARD_ERRORS or not LEAST_ALPHA <= alpha <= MOST_ALPHA:
+            return None
+        if total - alpha * alpha * strength > max(UNEXPLAINED * total, self._noise):
+            return None
+        explained = (2 * alpha - 1) * strength / total
+        return Fault(defect=defect, alpha=alpha, z=z, explained=explained)
 
 
-def _fit(
-    right: Inputs,
-    wrong: Inputs,
-    observed: Mapping[str, torch.Tensor],
-    envelope: Mapping[str, MidRad],
-    judged: Mapping[str, torch.Tensor],
-) -> tuple[float, float, float] | None:
-    """alpha, z and explained share of one direction over all outputs; None if not significant."""
-    gain, energy, total, spread = [], [], 0.0, []
-    for key, truth in right.items():
-        got = observed[key].double()
-        direction, residual = wrong[key].double() - truth.double(), got - truth.double()
-        sigma2 = _variance(observed[key], envelope[key])
-        usable = residual.isfinite() & direction.isfinite()
-        if (mask := judged.get(key)) is not None:
-            usable &= mask
-        weight = torch.where(usable, 1 / sigma2, 0.0)
-        residual, direction = residual.nan_to_num(), direction.nan_to_num()
-        rows = weight.dim() > 1
-        g = (weight * direction * residual).flatten(0, -2 if rows else -1)
-        e = (weight * direction * direction).flatten(0, -2 if rows else -1)
-        gain.append(g.sum(-1) if rows else g)
-        energy.append(e.sum(-1) if rows else e)
-        total += float((weight * residual * residual).sum())
-    gains, energies = (
-        torch.cat([x.reshape(-1) for x in gain]),
-        torch.cat([x.reshape(-1) for x in energy]),
-    )
-    strength = float(energies.sum())
-    if strength == 0 or total == 0:
-        return None
-    alpha = float(gains.sum()) / strength
-    spread = float(((gains - alpha * energies) ** 2).sum()) ** 0.5 / strength
-    # With few rows the sandwich estimate is unreliable; the declared sigma is its lower bound.
-    z = alpha / max(spread, strength**-0.5)
-    if z < STANDARD_ERRORS or not LEAST_ALPHA <= alpha <= MOST_ALPHA:
-        return None
-    return alpha, z, (2 * alpha - 1) * strength / total
+def _by_row(x: torch.Tensor) -> torch.Tensor:
+    """Sums over the last axis: the elements of a row share their score errors."""
+    return x.sum(-1).reshape(-1) if x.dim() > 1 else x
 
 
-def _variance(got: torch.Tensor, envelope: MidRad) -> torch.Tensor:
-    """Variance of the rounding error that the dtypes explain: a sixth of the radius is sigma."""
+def _sigma(got: torch.Tensor, envelope: MidRad) -> torch.Tensor:
+    """Standard deviation of the rounding error that the dtypes explain: a sixth of the radius."""
     if not got.is_floating_point():  # exact: one wrong element is significant
-        return torch.full_like(envelope.mid, (0.5 / STANDARD_ERRORS) ** 2)
+        return torch.full_like(envelope.mid, 0.5 / STANDARD_ERRORS)
     fmt = FORMATS[str(got.dtype).removeprefix("torch.")]
     rounding = fmt.u * envelope.mid.abs() + fmt.tiny / 2
-    return (envelope.rad / 6) ** 2 + rounding * rounding / 3
+    return ((envelope.rad / 6) ** 2 + rounding * rounding / 3).sqrt()

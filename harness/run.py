@@ -8,10 +8,11 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
-from cases import defects
+from cases import defects, probes
 from cases.case import Case, Inputs
 from cases.defects import Defect
-from harness import contract, faults, programs
+from harness import contract, faults, place, programs
+from harness.arithmetic.midrad import MidRad
 from harness.arithmetic.mode import DET, PROB
 from harness.call import Elsewhere, Wrong, call
 from harness.compare import Verdict, compare
@@ -31,7 +32,11 @@ FRESH = 3
 
 @dataclass(frozen=True, kw_only=True)
 class Cell:
-    """A subject on a lane, how the lane is present, and in which worker it runs, if in one."""
+    """A subject on a lane, how the lane is present, and in which worker it runs, if in one.
+
+    known: accepted divergences. suspected: names of the faults to look for in a wrong answer; all
+        that the op's dictionary has if None.
+    """
 
     op: str
     subject: Subject
@@ -39,6 +44,7 @@ class Cell:
     presence: Presence
     place: client.Place | None = None
     known: tuple[Known, ...] = field(default=(), repr=False)
+    suspected: frozenset[str] | None = field(default=None, repr=False)
 
     @property
     def name(self) -> str:
@@ -57,7 +63,10 @@ class Cell:
     @property
     def dictionary(self) -> tuple[Defect, ...]:
         """The faults that are looked for in a wrong answer."""
-        return defects.load(self.op)
+        faults_ = defects.load(self.op)
+        if self.suspected is None:
+            return faults_
+        return tuple(fault for fault in faults_ if fault.name in self.suspected)
 
     @property
     def replicated(self) -> bool:
@@ -83,6 +92,11 @@ class Cell:
             case_id=case.id if case else "",
             **more,  # pyright: ignore[reportArgumentType]
         )
+
+    def unrepeatable(self, record: Record, case: Case) -> Record:
+        """The record of a case that was judged as `record` says, and later was not."""
+        why = f"not repeatable: the same case was judged wrong, and later right ({record.why})"
+        return self.record(Status.ERROR, case, excess=float("inf"), why=why)
 
     def absent(self) -> Record:
         return self.record(Status.ABSENT, why=self.presence.reason)
@@ -249,7 +263,7 @@ def _verdict(
         return out
 
     def record(status: Status, verdict: Verdict, why: str = "", fault: str = "") -> Record:
-        said = None if status is Status.AGREE else case.wording(observed)
+        words = () if status is Status.AGREE else (case.wording(observed), why or verdict.why)
         return cell.record(
             status,
             case,
@@ -258,34 +272,50 @@ def _verdict(
             elements=verdict.elements,
             output=verdict.output,
             where=verdict.where,
-            why="; ".join(filter(None, (said, why or verdict.why))),
+            why="; ".join(filter(None, words)),
             fault=fault,
             **clock.split(),
         )
 
-    verdict = compare(observed, timed(cell.program, mode), keep)
+    own = timed(cell.program, mode)
+    verdict = compare(observed, own, keep)
     if verdict.allowed:
         return record(Status.AGREE, verdict)
+    said = _told(case, inputs, verdict, observed, own, keep)
     bound = timed(cell.envelope, DET)
     outside = compare(observed, bound, keep)
     fault = faults.name(case, inputs, observed, bound, cell.dictionary)
     if fault:
-        return record(Status.DISAGREE, verdict, f"{fault}; {verdict.why}", fault.defect.name)
+        return record(Status.DISAGREE, verdict, f"{fault}; {said}", fault.defect.name)
     if not outside.allowed:
-        return record(Status.DISAGREE, outside)
+        said = _told(case, inputs, outside, observed, bound, keep)
+        return record(Status.DISAGREE, outside, said)
     if mode is PROB and compare(observed, timed(cell.program, DET), keep).allowed:
         again = _repeats(case, cell)
         if not again:
-            return record(
-                Status.SUSPECT, verdict, f"not repeated with {FRESH} fresh seeds; {verdict.why}"
-            )
+            return record(Status.SUSPECT, verdict, f"not repeated with {FRESH} fresh seeds; {said}")
     return record(
         Status.DRIFT,
         verdict,
         f"rounds elsewhere than declared: the envelope of {case.dtype} holds "
         f"({outside.excess:.3g}), the declared arithmetic does not; {verdict.exact} of "
-        f"{verdict.elements} elements exact; {verdict.why}",
+        f"{verdict.elements} elements exact; {said}",
     )
+
+
+def _told(
+    case: Case,
+    inputs: Inputs,
+    verdict: Verdict,
+    observed: Mapping[str, torch.Tensor],
+    allowed: Mapping[str, MidRad],
+    keep: Mapping[str, torch.Tensor],
+) -> str:
+    """What a probe reads, and where the answer is wrong."""
+    wrong = {name: observed[name] for name in place.outside(observed, allowed, keep)}
+    reading = probes.read(case, inputs, wrong)
+    said = place.sentence(case, verdict, observed, allowed, keep)
+    return said if reading is None else f"{reading}; {said}"
 
 
 def _repeats(case: Case, cell: Cell) -> bool:

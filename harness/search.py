@@ -7,7 +7,9 @@ from hypothesis import HealthCheck, Phase, given, seed, settings, target
 from hypothesis.errors import FlakyFailure
 
 import cases
+from cases import probes
 from cases.case import Case
+from harness.diagnosis import Diagnosis
 from harness.profiles import Profile
 from harness.record import BAD, Record, Status
 from harness.run import Cell, judge, plan
@@ -17,6 +19,12 @@ _CHECKS = (HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.large_b
 
 AHEAD = 2000
 """Cases drawn ahead for a worker; what is asked beyond them goes one by one."""
+
+
+FOLLOWED = 8
+"""Wrong cases, of those met while shrinking, by which faults are told apart."""
+FRESH = 200
+"""Drawn cases by which they are, where those do not suffice."""
 
 
 class Found(Exception):
@@ -39,8 +47,9 @@ def search(
 ) -> Record | None:
     """Judge given cases and `examples` drawn ones; stop at the first finding and shrink it.
 
-    Given are those of the corpus, and then, if `pinned`, the op's pinned ones. A case of the corpus
-    is small already; after a pinned one that is wrong, drawing goes on, to find a smaller one.
+    Given are those of the corpus and then, if `pinned`, exact probes (`cases.probes`) and the op's
+    pinned ones. A case of the corpus is small already; after another one that is wrong, drawing
+    goes on, to find a smaller one.
 
     A case over which a worker is lost is recorded and not shrunk; the others go on.
 
@@ -57,7 +66,9 @@ def search(
         return None
     module = cases.load(cell.op)
     found_before = list(corpus)
-    published = [case for _, case in module.PINNED] if pinned else []
+    written = [case for _, case in module.PINNED] if pinned else []
+    if pinned and not cell.subject.slow:
+        written = [*probes.first(cell.op, cell.subject.claims, cell.subject.dtypes), *written]
     strategy = module.strategy(cell.subject.claims, cell.subject.dtypes, large=profile.large)
 
     def drawing(body: Callable[[Case], None], examples: int) -> Callable[[], None]:
@@ -77,7 +88,7 @@ def search(
 
     if cell.place is not None:
         # A worker answers several cases a message. What will be asked is known by drawing it twice.
-        ahead = [*found_before, *published]
+        ahead = [*found_before, *written]
 
         def note(case: Case) -> None:
             ahead.append(case)
@@ -85,12 +96,22 @@ def search(
         drawing(note, min(count, AHEAD))()
         plan(ahead, cell)
     lost: list[Record] = []
-    if found := _given(found_before, cell, keep, lost):
-        return found
-    large = _given(published, cell, keep, lost)
-    if large is not None and large.lost:  # nobody is there to be asked
-        return large
     failing: list[Record] = []
+
+    def told(found: Record, kept: Record | None = None) -> Record:
+        """The finding, named by what other cases say too, and kept."""
+        named = _named(found, failing, cell, lambda ask: drawing(ask, min(count, FRESH))())
+        if named != kept:
+            keep(named)
+        return named
+
+    if found := _given(found_before, cell, keep, lost):
+        return told(found)
+    large = _given(written, cell, keep, lost)
+    if large is not None:
+        keep(large)
+        if large.lost:  # nobody is there to be asked
+            return large
 
     def check(case: Case) -> None:
         if lost and lost[-1].lost == "worker":
@@ -112,18 +133,30 @@ def search(
     except Found as found:
         smallest = found.record
     except FlakyFailure:
-        first = failing[0]
-        smallest = cell.record(
-            Status.ERROR,
-            _case(first),
-            excess=float("inf"),
-            why=f"not repeatable: the same case was judged wrong, and later right ({first.why})",
-        )
+        smallest = cell.unrepeatable(failing[0], _case(failing[0]))
     else:
-        return large or (lost[0] if lost else None)
-    if smallest.case_id != failing[0].case_id:
-        keep(smallest)
-    return smallest
+        return told(large, large) if large else lost[0] if lost else None
+    return told(smallest, failing[0])
+
+
+def _named(
+    found: Record,
+    failing: list[Record],
+    cell: Cell,
+    draw: Callable[[Callable[[Case], None]], None],
+) -> Record:
+    """The finding with the fault that other cases confirm, and what a probe of its shape reads.
+
+    draw: asks what it is given about freshly drawn cases.
+    """
+    if found.status is not Status.DISAGREE:
+        return found
+    diagnosis = Diagnosis(cell, _case(found))
+    for record in failing[:FOLLOWED]:
+        diagnosis.ask(_case(record))
+    if not diagnosis.settled:
+        draw(lambda case: diagnosis.ask(case))
+    return diagnosis.told(found, _case(found))
 
 
 def _case(record: Record) -> Case:
@@ -133,17 +166,17 @@ def _case(record: Record) -> Case:
 def _given(
     given: Iterable[Case], cell: Cell, keep: Callable[[Record], None], lost: list[Record]
 ) -> Record | None:
-    """Judge cases that are not drawn; the finding, if any. What is not claimed is refused.
+    """Judge cases that are not drawn, keep what is no finding, return what is one, if any.
 
     lost: takes the records over which a worker was lost; the other cases go on.
     """
     for case in given:
         record = judge(case, cell)
-        keep(record)
         if record.lost == "case":
             lost.append(record)
         elif record.status in BAD:
             return record
+        keep(record)
     return None
 
 

@@ -26,6 +26,7 @@ ROOT = Path(__file__).parents[1]
         "references/hf/{}.py",
         "cases/{}.py",
         "cases/defects/{}.py",
+        "cases/probes/{}.py",
         "harness/programs/{}.py",
         "harness/signatures/{}.py",
         "tests/test_{}.py",
