@@ -46,6 +46,9 @@ def compare(
     worst, exact, elements, output, where = -1.0, 0, 0, "", ()
     for name, allowed in expected.items():
         got = observed[name]
+        if got.numel() == 0:
+            why = f"{name} is empty: nothing to judge"
+            return Verdict(excess=INFINITE, exact=0, elements=0, output=name, why=why)
         far = distance(got, allowed)
         hit = far == 0  # the program's own rounding (either one at a tie)
         mask = judged.get(name)
