@@ -30,6 +30,8 @@ def call(
     """What the subject says: outputs by name, on the CPU.
 
     again: ask twice, the second time with the path proof; both answers must have the same bits.
+        Before that the same shapes are asked with other values, every number negated: what a kernel
+        keeps of an earlier call (a packed weight, a table, a workspace) must not be seen in this.
 
     Raises:
         Wrong: the answer breaks the contract.
@@ -38,6 +40,11 @@ def call(
     """
     runtime = runtimes.load(subject.runtime)
     answers, sent = [], {}
+    if again:
+        with runtime.on(device):
+            other = {name: runtime.send(_negated(x), device) for name, x in inputs.items()}
+            with timed():
+                _outputs(subject, case, other, runtime, device)
     for traced in (False, True)[: 1 + again]:
         with runtime.on(device):
             sent = {name: runtime.send(x, device) for name, x in inputs.items()}
@@ -52,6 +59,14 @@ def call(
     if problem:
         raise Wrong(problem)
     return answers[0]
+
+
+def _negated(x: torch.Tensor) -> torch.Tensor:
+    """The same strides, and every number of the memory negated; positions and masks stay."""
+    if not (x.is_floating_point() or x.dtype == torch.int8):
+        return x
+    memory = torch.empty(0, dtype=x.dtype).set_(x.untyped_storage().clone())
+    return memory.neg_().as_strided(x.size(), x.stride(), x.storage_offset())
 
 
 def _outputs(

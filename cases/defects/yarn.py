@@ -277,11 +277,12 @@ def _growth_at(case: YarnCase, positions: torch.Tensor) -> torch.Tensor:
 
 def _scaled_in_place() -> Ask:
     """The magnitude is multiplied into the caller's tensor: asked again, it is there already."""
-    before: list[YarnCase] = []
+    before: list[tuple[YarnCase, torch.Tensor]] = []
 
     def ask(case: YarnCase, inputs: Inputs) -> Question | None:
-        again = before[-1:] == [case]
-        before.append(case)
+        last = before[-1] if before else None
+        again = last is not None and last[0] == case and torch.equal(last[1], inputs["q"])
+        before.append((case, inputs["q"]))
         wrong = case.rope.attention_factor**2
         return (replace(case, attention_factor=wrong), inputs) if again and case.yarn else None
 
