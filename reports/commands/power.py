@@ -40,7 +40,8 @@ def power(
     right: Annotated[bool, typer.Option(help="put right kernels to all rules too")] = True,
     markdown: Annotated[bool, typer.Option(help="print the summary as Markdown")] = False,
     again: Annotated[
-        Path | None, typer.Option(help="print what an earlier call left in this folder")
+        list[Path] | None,
+        typer.Option(help="print what an earlier call left in this folder (repeatable)"),
     ] = None,
     runs: Annotated[Path, typer.Option(help="folder that takes what was measured")] = FOLDER,
 ) -> None:
@@ -49,8 +50,8 @@ def power(
     Exit code 1 if a defect is never caught, or too few are, or a right kernel is failed.
     """
     console = Console(highlight=False, width=None if sys.stdout.isatty() else WIDE)
-    if again is not None:
-        measured, folder = _read(again), again
+    if again:
+        measured, folder = _together([_read(earlier) for earlier in again]), again[-1]
     else:
         pairs = _pairs(usage.ops(op), dtype)
         count = usage.positive("budget", budget) or profiles.load("premerge").examples
@@ -132,6 +133,23 @@ def _measure(
         budget=budget, held_to=held_to, tallies=tuple(tallies), rights=tuple(rights)
     )
     return measured, writer.finish({"power": asked | measured.to_json()})
+
+
+def _together(parts: Sequence[Measured]) -> Measured:
+    """Several measurements, of different ops say, as one.
+
+    Raises:
+        UsageError: they were made in different ways.
+    """
+    if len({(part.budget, part.held_to) for part in parts}) > 1:
+        said = ", ".join(f"{part.budget} cases held to {part.held_to}" for part in parts)
+        raise UsageError(f"--again: {said}; expected measurements of one budget and kind")
+    return Measured(
+        budget=parts[0].budget,
+        held_to=parts[0].held_to,
+        tallies=tuple(tally for part in parts for tally in part.tallies),
+        rights=tuple(kernel for part in parts for kernel in part.rights),
+    )
 
 
 def _read(folder: Path) -> Measured:
