@@ -232,6 +232,9 @@ def test_features_narrow_what_is_asked(file):
 PROGRAM = """
 import dataclasses
 
+import torch
+
+from harness.arithmetic.midrad import MidRad
 from harness.programs import sdpa as programs
 
 honest = programs.program(programs.TORCH_MATH)
@@ -240,6 +243,11 @@ honest = programs.program(programs.TORCH_MATH)
 def hides(case, inputs, mode):
     wide = dataclasses.replace(case, window=case.window and case.window + 1)
     return honest(wide, {**inputs, "visible": wide.inputs()["visible"]}, mode)
+
+
+def unbounded(case, inputs, mode):
+    out = honest(case, inputs, mode)["out"]
+    return {"out": MidRad(out.mid, torch.full_like(out.rad, torch.inf))}
 
 
 def raises(case, inputs, mode):
@@ -262,7 +270,10 @@ def test_a_program_is_used_and_can_hide_nothing(check, file):
     file.write_text(SDPA)
     code, _, err = check(f"{file}:wide", *words, f"{program}:hides")
     assert code == 2
-    assert "it does not mean sdpa" in err
+    assert "replicated.py:hides does not mean sdpa: out[" in err
+    code, _, err = check(f"{file}:wide", *words, f"{program}:unbounded")
+    assert code == 2
+    assert "have no declared bound" in err
     code, _, err = check(f"{file}:right", *words, f"{program}:raises")
     assert code == 2
     assert "replicated.py:raises raised KeyError" in err
