@@ -244,13 +244,24 @@ def _few_heads(case: YarnCase, inputs: Inputs) -> Question | None:
     return case, {**inputs, "q": q}
 
 
-def _truncated_columns(case: YarnCase, inputs: Inputs) -> Question | None:
-    return (case, inputs) if case.rotated and case.dtype in SHORT else None
+def _truncated(case: YarnCase, inputs: Inputs) -> Question | None:
+    """The question that has the truncated q and k as its answer: both turned by nothing."""
+    if not case.rotated or case.dtype not in SHORT:
+        return None
+    right = case.expected(inputs)
+    still = {f"{name}_angles": torch.zeros_like(x) for name, x in case.angles(inputs).items()}
+    plain = replace(case, attention_factor=1.0) if case.yarn or case.longrope else case
+    return plain, {
+        **inputs,
+        **still,
+        **{name: truncated(right[name], case.dtype) for name in ("q", "k")},
+        "inv_freq": case.table(inputs),
+        "growth": torch.ones(case.batch, case.q_len),
+    }
 
 
-def _truncated(case: YarnCase, out: Inputs) -> Inputs:
-    q, k = (truncated(out[name], case.dtype) for name in ("q", "k"))
-    return {**out, "q": q, "k": k, "logits": reference.logits(q, k, case.rope)}
+def _own_scale(case: YarnCase, out: Inputs) -> Inputs:
+    return out | ({"scale": case.expected_scale()} if case.composed else {})
 
 
 def _unrotated(case: YarnCase, inputs: Inputs) -> Question:
@@ -276,15 +287,13 @@ def _growth_at(case: YarnCase, positions: torch.Tensor) -> torch.Tensor:
 
 
 def _scaled_in_place() -> Ask:
-    """The magnitude is multiplied into the caller's tensor: asked again, it is there already."""
-    before: list[tuple[YarnCase, torch.Tensor]] = []
+    """The magnitude is multiplied into the caller's tensors: the answer is right, once."""
 
     def ask(case: YarnCase, inputs: Inputs) -> Question | None:
-        last = before[-1] if before else None
-        again = last is not None and last[0] == case and torch.equal(last[1], inputs["q"])
-        before.append((case, inputs["q"]))
-        wrong = case.rope.attention_factor**2
-        return (replace(case, attention_factor=wrong), inputs) if again and case.yarn else None
+        if case.rope.attention_factor != 1:
+            for name in ("q", "k"):
+                inputs[name].mul_(case.rope.attention_factor)
+        return None
 
     return ask
 
@@ -601,8 +610,8 @@ DEFECTS = (
         name="truncated",
         bugs=(),
         sentence="rotated q and k truncated instead of rounded",
-        question=_truncated_columns,
-        answer_of=_truncated,
+        question=_truncated,
+        answer_of=_own_scale,
         rounding=True,
         listed=False,
     ),
@@ -613,7 +622,7 @@ LASTING = (
     Lasting(
         name="input-scaled-in-place",
         bugs=("B123",),
-        sentence="asked twice, q and k are multiplied by mscale twice: their tensors were changed",
+        sentence="q and k are multiplied by mscale in place: whoever uses them again has it twice",
         begin=_scaled_in_place,
     ),
     Lasting(
