@@ -11,7 +11,6 @@ class Profile:
     large: nightly sizes. seed: fixed, or None to draw one and print it.
     least: a cell that judged fewer cases than this is not evidence.
     vacuous: the largest share of cases that may be unable to tell.
-    target: whether the search climbs towards larger excess.
     """
 
     name: str
@@ -21,7 +20,6 @@ class Profile:
     seed: int | None
     least: int
     vacuous: float = 0.15
-    target: bool = False
 
 
 PROFILES = {
@@ -30,11 +28,9 @@ PROFILES = {
         Profile(name="premerge", examples=60, slow_examples=0, large=False, seed=0, least=30),
         Profile(
             name="nightly", examples=1500, slow_examples=12, large=True, seed=None, least=1000,
-            target=True,
         ),
         Profile(
             name="fuzz", examples=10**9, slow_examples=10**9, large=True, seed=None, least=1,
-            target=True,
         ),
     )
 }  # fmt: skip

@@ -3,7 +3,7 @@
 import hashlib
 from collections.abc import Callable, Iterable
 
-from hypothesis import HealthCheck, Phase, given, seed, settings, target
+from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis.errors import FlakyFailure
 
 import cases
@@ -82,7 +82,7 @@ def search(
                 report_multiple_bugs=False,
                 print_blob=False,
                 suppress_health_check=_CHECKS,
-                phases=(Phase.generate, Phase.target, Phase.shrink),
+                phases=(Phase.generate, Phase.shrink),
             )(given(case=strategy)(body))
         )
 
@@ -125,8 +125,6 @@ def search(
         elif record.status in BAD and (not failing or record.status is failing[0].status):
             failing.append(record)
             raise Found(record)
-        elif profile.target:
-            target(min(record.excess, 1e6), label="excess")
 
     try:
         drawing(check, count)()
