@@ -1,8 +1,8 @@
 """Batched matrix product: what can be asked, how it is drawn, and shapes of models and bugs."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import torch
 
@@ -303,14 +303,41 @@ def _reals(case: BmmCase) -> tuple[torch.Tensor, torch.Tensor]:
     return a, b
 
 
+class Claims(frozenset[str]):
+    """Features that a subject supports. multiple: of which its n and k must be.
+
+    Equal only to claims that draw the same cases.
+    """
+
+    multiple: int
+
+    def __new__(cls, names: Iterable[str], *, multiple: int) -> Self:
+        self = super().__new__(cls, names)
+        self.multiple = multiple
+        return self
+
+    def __eq__(self, other: object) -> bool:
+        return super().__eq__(other) and vars(self) == getattr(other, "__dict__", {})
+
+    def __hash__(self) -> int:
+        return hash((frozenset(self), self.multiple))
+
+    def lacking(self, case: BmmCase) -> str | None:
+        """The refusal of a case of other sizes, or None."""
+        if case.n % self.multiple or case.k % self.multiple:
+            return f"n={case.n} and k={case.k} must be multiples of {self.multiple}"
+        return None
+
+
 @anew
 def strategy(
     draw: st.DrawFn, claims: frozenset[str], dtypes: tuple[str, ...], large: bool = False
 ) -> BmmCase:
     """Cases that use only claimed features; shrinks towards few, small and featureless.
 
-    claims: names from FEATURES. large: nightly sizes, in an eighth of the draws (up to 4096 along
-    one axis). A subject that claims codes can't do without: they are always there.
+    claims: names from FEATURES; `Claims` for the sizes too. large: nightly sizes, in an eighth of
+    the draws (up to 4096 along one axis). A subject that claims codes can't do without: they are
+    always there.
     """
     large = large and draw(RARELY)
     dtype = draw(among(*dtypes))
@@ -322,6 +349,8 @@ def strategy(
     layouts = {name: draw(among(*LAYOUTS[1:])) for name in ("a_layout", "b_layout") if name in on}
     batch = draw(between(2 if "broadcast" in layouts.values() else 1, 3))
     m, n, k = _sizes(draw, batch, (1 << 24) if large else (1 << 19), 4096 if large else 1100)
+    whole = getattr(claims, "multiple", 1)
+    n, k = (-(-size // whole) * whole for size in (n, k))
     fills = INT8_FILLS if dtype == "int8" else REAL_FILLS
     return BmmCase(
         dtype=dtype,

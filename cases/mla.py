@@ -1,9 +1,9 @@
 """Multi-head latent attention: what can be asked, how it is drawn, and shapes of real models."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import torch
 
@@ -461,6 +461,43 @@ def _filled(case: MlaCase) -> dict[str, torch.Tensor]:
     return {"q_nope": q_nope, "q_pe": q_pe, "rows": rows, "w_uk": w_uk, "w_uv": w_uv}
 
 
+class Claims(frozenset[str]):
+    """Features that a subject supports, with the sizes that it has kernels for.
+
+    sizes: of SIZES, as (latent, rope, nope, v). pages: page sizes; its cache is always paged.
+    Equal only to claims that draw the same cases.
+    """
+
+    sizes: tuple[tuple[int, int, int, int], ...]
+    pages: tuple[int, ...]
+
+    def __new__(
+        cls,
+        names: Iterable[str],
+        *,
+        sizes: tuple[tuple[int, int, int, int], ...],
+        pages: tuple[int, ...],
+    ) -> Self:
+        self = super().__new__(cls, frozenset(names) | {"page_size"})
+        self.sizes, self.pages = sizes, pages
+        return self
+
+    def __eq__(self, other: object) -> bool:
+        return super().__eq__(other) and vars(self) == getattr(other, "__dict__", {})
+
+    def __hash__(self) -> int:
+        return hash((frozenset(self), self.sizes, self.pages))
+
+    def lacking(self, case: MlaCase) -> str | None:
+        """The refusal of a case of other sizes, or None."""
+        columns = case.latent_dim, case.rope_dim
+        if columns not in {size[:2] for size in self.sizes}:
+            return f"{columns[0]} + {columns[1]} columns: there is no kernel for them"
+        if case.page_size not in self.pages:
+            return f"page_size {case.page_size}: expected one of {', '.join(map(str, self.pages))}"
+        return None
+
+
 @anew
 def strategy(
     draw: st.DrawFn, claims: frozenset[str], dtypes: tuple[str, ...], large: bool = False
@@ -475,7 +512,9 @@ def strategy(
     on |= {"q_len"} & claims if "schedule" in on else frozenset()
     budget = 4_000_000 if large else 200_000  # rows * keys * heads * latent
     most_weights = 17_000_000 if large else 600_000  # 128 heads of 512 columns, or 4
-    latent, rope, nope, v_dim = draw(among(*SIZES))
+    sizes, pages = getattr(claims, "sizes", SIZES), getattr(claims, "pages", PAGES)
+    on |= {"page_size"} if isinstance(claims, Claims) else frozenset()
+    latent, rope, nope, v_dim = draw(among(*sizes))
     weights = latent * (nope + v_dim)
     heads = draw(among(*[h for h in HEADS if h == 1 or h * weights <= most_weights]))
     scheduled = {"schedule", "q_len"} <= on
@@ -485,7 +524,7 @@ def strategy(
     most = max(2, min(12, room // (8 * batch)))
     q_len = draw(between(2, most)) if "q_len" in on else 1
     top = max(q_len + 1, min(room // (batch * q_len), 4096 if large else 300))
-    page = draw(among(*PAGES)) if "page_size" in on else None
+    page = draw(among(*pages)) if "page_size" in on else None
     low = q_len + (1 if on & {"kv_lens", "mscale", "splits"} else 0)
     kv_len = draw(near(page or 16, 2 * (page or 32), low=low, high=top))
     splits = draw(among(2, 3, 4, 8)) if "splits" in on else 1

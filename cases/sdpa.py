@@ -2,9 +2,9 @@
 
 import itertools
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import torch
 
@@ -29,6 +29,8 @@ FEATURES = {
     "layout": "strides of q, k and v in memory, with poison in the gaps",
     "lse": "the log of the softmax denominator is returned too (natural log)",
     "schedule": "queries per call: prefill chunks and decode steps over a growing key cache",
+    "page_size": "keys lie in pages of so many, out of order, with foreign pages between",
+    "poison": "nan: what must not be read holds NaN instead of a large finite number",
 }
 """Every optional field, with its meaning."""
 
@@ -36,6 +38,7 @@ DTYPES = ("float32", "bfloat16", "float16")
 WINDOWS = (1, 2, 3, 4, 7, 8, 16, 31, 32, 64, 128)
 LARGEST_WORK = 1 << 26
 """Multiplications of q and k, per request, of a nightly case."""
+PAGES = (16, 32, 64, 1)
 BLOCKS = (8, 16, 32, 64, 128, 256, 512)
 PROBES = ("mask_probe", "key_probe")
 """Fills that `cases.probes` reads back: row j of v is a multiple of unit vector j, a different one
@@ -48,7 +51,9 @@ class SdpaCase(Case):
     """q [batch, heads, q_len, head_dim] against k and v [batch, kv_heads, kv_len, head_dim].
 
     Lengths are those of the tensors; `q_lens` and `kv_lens` say how much of them is valid.
-    Lengths in positions; `scale`, `softcap` and `sinks` in logits.
+    Lengths in positions; `scale`, `softcap` and `sinks` in logits. With `page_size` there is a
+    `table` int32 [batch, n] too: the page of each run of so many valid keys, in order, and then a
+    page that belongs to nobody, as does every page that it does not name.
 
     Raises:
         ValueError: fields that contradict each other.
@@ -73,6 +78,8 @@ class SdpaCase(Case):
     layout: str = "contiguous"
     lse: bool = False
     schedule: tuple[int, ...] = ()
+    page_size: int | None = None
+    poison: str = "finite"
 
     def __post_init__(self) -> None:
         def need(ok: bool, what: str) -> None:
@@ -87,6 +94,8 @@ class SdpaCase(Case):
         need(self.window is None or self.causal, "window needs causal")
         need(self.window is None or self.window >= 1, "window must be at least 1")
         need(self.side in ("right", "left"), "side must be right or left")
+        need(self.page_size is None or self.page_size >= 1, "page_size must be at least 1")
+        need(self.poison in ("finite", "nan"), "poison must be finite or nan")
         for lens, top in ((self.kv_lens, self.kv_len), (self.q_lens, self.q_len)):
             need(
                 lens is None or (len(lens) == self.batch and 0 <= min(lens) <= max(lens) <= top),
@@ -115,6 +124,26 @@ class SdpaCase(Case):
     def padded_keys(self) -> bool:
         """Some keys are padding, hence poisoned."""
         return self.kv_lens is not None and min(self.kv_lens) < self.kv_len
+
+    @property
+    def more_queries(self) -> bool:
+        """A request has more queries than keys, so they can't all be its newest tokens."""
+        return any(q > k for q, k in zip(*self._lens(), strict=True))
+
+    @property
+    def bad(self) -> float:
+        """What stands where nothing must be read."""
+        return math.nan if self.poison == "nan" else values.poison(self.dtype)
+
+    def first_key(self, request: int) -> int:
+        """Where the request's valid keys begin in its row."""
+        return self.kv_len - self._lens()[1][request] if self.side == "left" else 0
+
+    @property
+    def pages(self) -> int:
+        """Pages of the whole cache, foreign ones included."""
+        assert self.page_size is not None
+        return sum(-(-k // self.page_size) for k in self._lens()[1]) + SPARE
 
     @property
     def work(self) -> int:
@@ -189,6 +218,8 @@ class SdpaCase(Case):
             return "side: nothing is padded"
         if "schedule" in on and len(self.schedule) == 1:
             return "schedule: a single step"
+        if "poison" in on and not ({"kv_lens", "page_size"} & on or self.layout != LAYOUTS[0]):
+            return "poison: there is nothing that must not be read"
         if not bool(mask.any()):
             return "no key is visible to any query"
         for name in ("sinks", "softcap"):
@@ -244,7 +275,7 @@ def valid_slots(lens: tuple[int, ...], length: int, side: str) -> torch.Tensor:
 @remembered
 def _inputs(case: SdpaCase) -> tuple[tuple[str, torch.Tensor], ...]:
     q, k, v = _filled(case)
-    bad = values.poison(case.dtype)
+    bad = case.bad
     q_lens, kv_lens = case._lens()
     if case.kv_lens is not None:
         padded = ~valid_slots(kv_lens, case.kv_len, case.side)[:, None, :, None]
@@ -259,7 +290,26 @@ def _inputs(case: SdpaCase) -> tuple[tuple[str, torch.Tensor], ...]:
     if case.sinks is not None:
         spread = values.normal(case.seed, "sinks", (case.heads,)) * 0.5
         out["sinks"] = values.cast(spread + case.sinks, case.dtype)
+    if case.page_size is not None:
+        out["table"] = _table(case)
     return tuple(out.items())
+
+
+SPARE = 2
+"""Pages that no request has, all poison."""
+
+
+def _table(case: SdpaCase) -> torch.Tensor:
+    """The pages of each request, never all in their natural order."""
+    pages = case.pages
+    order = torch.from_numpy(values.words(case.seed, "pages", pages).argsort(kind="stable").copy())
+    counts = [-(-k // (case.page_size or 1)) for k in case._lens()[1]]
+    if torch.equal(order[: sum(counts)], torch.arange(sum(counts))):
+        order = order.roll(1)
+    table = torch.full((case.batch, max(counts) + 1), int(order[-1]), dtype=torch.int32)
+    for request, mine in enumerate(order[: sum(counts)].split(counts)):
+        table[request, : len(mine)] = mine
+    return table
 
 
 def _filled(case: SdpaCase) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -331,6 +381,46 @@ _LARGE_SHAPES = tuple(itertools.product((1, 2, 3, 8), (1, 2, 5, 8), (*_DIMS, 256
 """(kv_heads, query heads per kv head, head_dim), smallest first."""
 
 
+class Claims(frozenset[str]):
+    """Features that a subject supports, with the sizes that it has kernels for.
+
+    head_dims, pages: drawn from these. cached: queries are the newest of a request's tokens, so
+    none has more queries than keys. Equal only to claims that draw the same cases.
+    """
+
+    head_dims: tuple[int, ...]
+    pages: tuple[int, ...]
+    cached: bool
+
+    def __new__(
+        cls,
+        names: Iterable[str],
+        *,
+        head_dims: tuple[int, ...],
+        pages: tuple[int, ...] = PAGES,
+        cached: bool = False,
+    ) -> Self:
+        self = super().__new__(cls, names)
+        self.head_dims, self.pages, self.cached = head_dims, pages, cached
+        return self
+
+    def __eq__(self, other: object) -> bool:
+        return super().__eq__(other) and vars(self) == getattr(other, "__dict__", {})
+
+    def __hash__(self) -> int:
+        return hash((frozenset(self), self.head_dims, self.pages, self.cached))
+
+    def lacking(self, case: SdpaCase) -> str | None:
+        """The refusal of a case of other sizes, or None."""
+        if case.head_dim not in self.head_dims:
+            return f"head_dim {case.head_dim}: there is no kernel for it"
+        if case.page_size is not None and case.page_size not in self.pages:
+            return f"page_size {case.page_size} is not supported"
+        if self.cached and case.more_queries:
+            return "a request has more queries than keys"
+        return None
+
+
 @anew
 def strategy(
     draw: st.DrawFn, claims: frozenset[str], dtypes: tuple[str, ...], large: bool = False
@@ -339,8 +429,8 @@ def strategy(
 
     Draws are arranged so that each feature that is on can be seen in the output.
 
-    claims: names from FEATURES. large: nightly sizes, in an eighth of the draws (kv_len to 4096,
-    head_dim to 256).
+    claims: names from FEATURES; `Claims` for the sizes too. large: nightly sizes, in an eighth of
+    the draws (kv_len to 4096, head_dim to 256).
     """
     large = large and draw(RARELY)
     on = subset(draw, claims, FEATURES)
@@ -349,11 +439,23 @@ def strategy(
     window = draw(among(*WINDOWS)) if "window" in on else None
     q_len, kv_len = _lengths(draw, window, "schedule" in on, "window" not in claims, large)
     kv_heads, group, head_dim = draw(_within(q_len * kv_len) if large else _SHAPES)
+    if isinstance(claims, Claims):
+        head_dim = draw(among(*claims.head_dims))
+    cached = isinstance(claims, Claims) and claims.cached
+    if cached and q_len > kv_len:
+        q_len, kv_len = kv_len, q_len
     padded = on & {"kv_lens", "q_lens"}
     batch = draw(between(2, 3) if padded else between(1, 2))
     whole = draw(between(0, batch - 1)) if padded else 0  # the request without padding
     if q_len == kv_len == 1 and window is None:
         on -= {"causal"}  # nothing to hide
+    kv_lens = _ragged(draw, batch, whole, kv_len, window or 1) if "kv_lens" in on else None
+    q_lens = _ragged(draw, batch, whole, q_len, 1) if "q_lens" in on else None
+    if cached and kv_lens is not None:
+        rows = q_lens or (q_len,) * batch
+        kv_lens = tuple(max(q, k) for q, k in zip(rows, kv_lens, strict=True))
+    pages = getattr(claims, "pages", PAGES)
+    poisoned = "poison" in on and bool(on & {"kv_lens", "page_size"})
     return SdpaCase(
         dtype=draw(among(*dtypes)),
         seed=draw(seeds),
@@ -369,12 +471,14 @@ def strategy(
         sinks=draw(among(0.0, -4.0, 4.0)) if "sinks" in on else None,
         softcap=draw(among(2.0, 20.0, 50.0)) if "softcap" in on else None,
         scale=draw(among(1.0, 0.0625, 0.3)) if "scale" in on else None,
-        kv_lens=_ragged(draw, batch, whole, kv_len, window or 1) if "kv_lens" in on else None,
-        q_lens=_ragged(draw, batch, whole, q_len, 1) if "q_lens" in on else None,
+        kv_lens=kv_lens,
+        q_lens=q_lens,
         side="left" if "side" in on and padded else "right",
         layout=draw(among(*LAYOUTS[1:])) if "layout" in on else LAYOUTS[0],
         lse="lse" in on,
         schedule=_split(draw, q_len) if "schedule" in on else (),
+        page_size=draw(among(*pages)) if "page_size" in on else None,
+        poison="nan" if poisoned and draw(RARELY) else "finite",
     )
 
 

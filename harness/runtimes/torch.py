@@ -5,6 +5,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from harness.lane import Presence, Tier
@@ -39,6 +40,19 @@ class _Trace(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
+class _Calls(TorchFunctionMode):
+    """Notes calls of torch.ops: composite operators reach no dispatch mode."""
+
+    def __init__(self, names: set[str]) -> None:
+        super().__init__()
+        self._names = names
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if isinstance(func, torch._ops.OpOverloadPacket):
+            self._names.add(func._qualified_op_name)
+        return func(*args, **(kwargs or {}))
+
+
 @contextmanager
 def on(device: str) -> Iterator[None]:
     del device  # the tensors say where they are
@@ -55,7 +69,7 @@ def on(device: str) -> Iterator[None]:
 def trace() -> Iterator[set[str]]:
     """Names of the dispatcher's operators, e.g. "aten::bmm"."""
     names: set[str] = set()
-    with _Trace(names):
+    with _Calls(names), _Trace(names):
         yield names
 
 

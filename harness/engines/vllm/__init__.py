@@ -8,13 +8,20 @@ import functools
 import importlib
 from typing import Any
 
+import torch
+
 REQUIRES = ("vllm",)
 LANES = ("cpu", "amx")
 
 
 @functools.cache
 def load() -> None:
-    """Import vLLM and the library of kernels for this CPU."""
+    """Import vLLM and the library of kernels for this CPU.
+
+    Its AMX kernels do not ask the system for tiles: in a model the first linear layer has done so,
+    through oneDNN. Without that they end in SIGILL.
+    """
+    torch.cpu._init_amx()
     importlib.import_module("vllm.platforms").current_platform.import_kernels()
 
 

@@ -1,8 +1,10 @@
-"""vLLM's matrix product by oneDNN, as its CPU linear layers call it."""
+"""vLLM's matrix products on CPU: oneDNN's, as its linear layers call it, and AMX_MLA's bmm."""
+
+from collections.abc import Callable
 
 import torch
 
-from cases.bmm import BmmCase
+from cases.bmm import BmmCase, Claims
 from harness.engines.vllm import part
 from harness.subject import Subject, Tensors
 
@@ -10,19 +12,53 @@ from harness.subject import Subject, Tensors
 def _onednn_mm(case: BmmCase, t: Tensors) -> Tensors:
     """It multiplies by a matrix that was packed beforehand, so each batch has a handler."""
     ops = part("_custom_ops")
-    outs = []
-    for a, b in zip(t["a"], t["b"], strict=True):
-        handler = ops.create_onednn_mm(b)
-        outs.append(ops.onednn_mm(handler, a, None))
+    outs = [
+        ops.onednn_mm(ops.create_onednn_mm(b), a, None) for a, b in zip(t["a"], t["b"], strict=True)
+    ]
     return {"out": torch.stack(outs)}
 
+
+def _bmm_cpu(packed: bool) -> Callable[[BmmCase, Tensors], Tensors]:
+    """out[i] = a[i] @ weight[i]^T: the weight is [batch, n, k], as linear layers keep it."""
+
+    def run(case: BmmCase, t: Tensors) -> Tensors:
+        ops, weight = part("_custom_ops"), t["b"].mT.contiguous()
+        if packed:
+            weight = torch.ops._C.convert_weight_packed(weight)
+        out = t["a"].new_empty(case.batch, case.m, case.n)
+        ops.bmm_cpu(out, t["a"], weight, packed, None)
+        return {"out": out}
+
+    return run
+
+
+AMX = Claims((), multiple=32)
+"""Both operators refuse (TORCH_CHECK) what is not whole tiles."""
 
 SUBJECTS = (
     Subject(
         name="vllm.bmm.onednn_mm",
         run=_onednn_mm,
         claims=frozenset(),
-        dtypes=("float32", "bfloat16"),
+        dtypes=("float32", "bfloat16", "float16"),
         kernels=("_C::onednn_mm",),
+    ),
+    Subject(
+        name="vllm.bmm.bmm_cpu",
+        run=_bmm_cpu(packed=False),
+        claims=AMX,
+        dtypes=("bfloat16",),
+        lanes=("amx",),
+        refusal=AMX.lacking,
+        kernels=("_C::bmm_cpu",),
+    ),
+    Subject(
+        name="vllm.bmm.bmm_cpu_packed",
+        run=_bmm_cpu(packed=True),
+        claims=AMX,
+        dtypes=("bfloat16",),
+        lanes=("amx",),
+        refusal=AMX.lacking,
+        kernels=("_C::bmm_cpu", "_C::convert_weight_packed"),
     ),
 )
