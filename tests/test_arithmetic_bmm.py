@@ -121,6 +121,8 @@ def test_the_matched_filter_names_the_planted_fault(name: str) -> None:
     fields: dict = {"batch": 3, "m": 40, "n": 43, "k": 101, "values": "normal"}
     if name in INT8:
         fields |= {"dtype": "int8", "values": "range"}
+    elif name == "blocks-of-scales":
+        fields |= {"codes": True}
     else:
         fields |= {"alpha": -1.5, "addend": "full", "beta": 0.5, "a_layout": "interleaved"}
     case = _case(**{**fields, **SETTINGS.get(name, {})})
