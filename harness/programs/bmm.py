@@ -16,6 +16,22 @@ from harness.subject import Program
 
 EXACT = False
 """Whether the op has no rounding at all, so that its envelope is a single answer."""
+LIMITS: dict[str, float] = dict.fromkeys(
+    (
+        "vnni-columns-paired",
+        "accumulated-in-dtype-per-tile",
+        "accumulated-in-dtype",
+        "split-k-in-dtype",
+        "truncated",
+        "rounded-before-addend",
+        "int8-pairs-saturate",
+        "int8-compensation-missing",
+    ),
+    float("inf"),
+)
+"""The largest strength of a fault that may pass this op's generator unseen, in the op's first dtype
+under the envelope (harness.certificate): 1, the whole fault, where none is given; infinity: the
+fault can't show in that dtype."""
 
 _MANTISSA = 2**52 - 1
 """The stored significand bits of a float64."""

@@ -21,6 +21,10 @@ from harness.arithmetic.softmax import PLAIN_SUM, SoftmaxPV, log_sum_exp, softma
 
 EXACT = False
 """Whether the op has no rounding at all, so that its envelope is a single answer."""
+LIMITS: dict[str, float] = {"scale-plus-0.1%": 0.1}
+"""The largest strength of a fault that may pass this op's generator unseen, in the op's first dtype
+under the envelope (harness.certificate): 1, the whole fault, where none is given; infinity: the
+fault can't show in that dtype."""
 
 Inputs = Mapping[str, Tensor]
 Program = Callable[[SdpaCase, Inputs, Mode], dict[str, MidRad]]

@@ -26,6 +26,10 @@ from references.yarn import Rope, correction_range
 
 EXACT = False
 """Whether the op has no rounding at all, so that its envelope is a single answer."""
+LIMITS: dict[str, float] = {"base-off-by-0.01%": 0.1, "position-plus-one": 1e-3}
+"""The largest strength of a fault that may pass this op's generator unseen, in the op's first dtype
+under the envelope (harness.certificate): 1, the whole fault, where none is given; infinity: the
+fault can't show in that dtype."""
 
 Program = Callable[[YarnCase, Inputs, Mode], dict[str, MidRad]]
 

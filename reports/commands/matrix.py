@@ -8,6 +8,7 @@ import typer
 from rich.console import Console
 
 from harness.rundir import read_run
+from reports import certificates as certified
 from reports import matrix as table
 from reports import usage
 from reports.usage import RUNS
@@ -19,10 +20,21 @@ def matrix(
     ] = None,
     runs: Annotated[Path, typer.Option(help="folder that holds the runs")] = RUNS,
     markdown: Annotated[bool, typer.Option("--markdown", help="print Markdown")] = False,
+    certificates: Annotated[
+        bool,
+        typer.Option("--certificates", help="print what its cases could not have let pass"),
+    ] = False,
 ) -> None:
     """Print the matrix of a run: subject by lane, what was judged, how far from the limit."""
     folder = usage.folder(run, runs)
     info, records = read_run(folder)
+    if certificates:
+        Console(highlight=False).print(certified.table(certified.rows(records)))
+        print(
+            "In multiples of a whole fault of cases/defects: by the cases of this run, and by as "
+            "many fresh ones with a miss below 1e-6. Other faults that show are seen when smaller."
+        )
+        return
     if markdown:
         print(table.markdown(records), end="")
         return
