@@ -10,6 +10,12 @@ from cases.undrawn import Strategies
 
 if TYPE_CHECKING or importlib.util.find_spec("hypothesis"):
     from hypothesis import strategies as st
+    from hypothesis.internal.conjecture import providers
+    from hypothesis.internal.constants_ast import Constants
+
+    # Hypothesis also draws constants found in the source of whatever local modules are imported:
+    # the same seed would ask one thing under pytest and another in `parity repro`.
+    providers._get_local_constants = Constants
 else:
     st = Strategies()
 

@@ -1,6 +1,9 @@
 """The search on trial: it finds, shrinks, repeats itself, and keeps the right records."""
 
 import dataclasses
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -10,6 +13,7 @@ from harness.power import planted
 from harness.record import BAD, Status
 from harness.search import search
 
+ROOT = Path(__file__).resolve().parent.parent
 PROFILE = profiles.load("premerge")
 RIGHT = planted.faithful("sdpa", MATH)
 
@@ -51,6 +55,31 @@ def test_a_finding_is_shrunk_to_few_small_and_featureless():
 def test_tries_of_the_shrinker_are_not_kept():
     _, kept = found(wrong_window)
     assert sum(r.status in BAD for r in kept) <= 2
+
+
+DRAWN = """
+import sys
+sys.path[:0] = [{root!r}, {local!r}]
+{first}
+from harness.power import questions
+for case in questions.drawn("yarn", "float32", 40, questions.kinds("yarn")[0]):
+    print(case.id)
+"""
+
+
+def test_what_is_drawn_does_not_depend_on_what_is_imported(tmp_path):
+    """Hypothesis would draw from the constants in imported local files."""
+    (tmp_path / "constants.py").write_text(f"MANY = {tuple(range(1000, 3000, 7))}\n")
+    told = [
+        subprocess.run(
+            [sys.executable, "-c",
+             DRAWN.format(root=str(ROOT), local=str(tmp_path), first=first)],
+            capture_output=True, text=True, check=True, cwd=tmp_path,
+        ).stdout
+        for first in ("", "import constants")
+    ]  # fmt: skip
+    assert told[0].count("\n") == 40
+    assert told[0] == told[1]
 
 
 def test_a_search_repeats_itself_and_another_seed_asks_otherwise():
