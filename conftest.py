@@ -147,14 +147,18 @@ def pytest_runtest_makereport(
     """A cell that can't run here neither passes nor fails: it is absent, and says why."""
     report = yield
     if call.excinfo is not None and call.excinfo.errisinstance(Absent):
-        report.outcome = "passed"
-        report.longrepr = None
-        report.user_properties.append(("absent", str(call.excinfo.value)))
+        why = str(call.excinfo.value)
+        report.user_properties.append(("absent", why))
+        if report.when == "call":
+            report.outcome, report.longrepr = "passed", None
+        else:  # of a fixture: pytest would go on to call the test without it
+            report.outcome, report.longrepr = "skipped", (str(item.path), 0, f"Skipped: {why}")
     return report
 
 
 def pytest_report_teststatus(report: pytest.TestReport) -> Any:
-    if report.when == "call" and any(name == "absent" for name, _ in report.user_properties):
+    told = report.when == "call" or (report.when == "setup" and report.skipped)
+    if told and any(name == "absent" for name, _ in report.user_properties):
         return "absent", "a", ("ABSENT", {"yellow": True})
     return None
 

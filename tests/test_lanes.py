@@ -91,3 +91,30 @@ def test_two_workers_judge_as_one(tmp_path):
             sorted((r.subject, r.case_id, r.status.value, r.excess, r.exact) for r in records)
         )
     assert judged[0] == judged[1]
+
+
+WANTING = """
+import pytest
+from harness.campaign import Absent
+
+@pytest.fixture(scope="module")
+def engine():
+    raise Absent("no such engine here")
+
+def test_one(engine):
+    assert False
+
+def test_two(engine):
+    assert False
+"""
+
+
+def test_a_test_whose_fixture_finds_an_engine_absent_is_absent(tmp_path):
+    (tmp_path / "test_wanting.py").write_text(WANTING)
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-p", "conftest", "-p", "no:cacheprovider",
+         "-c", str(ROOT / "pyproject.toml"), "--rootdir", str(tmp_path), str(tmp_path)],
+        cwd=ROOT, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "2 absent in " in done.stdout
