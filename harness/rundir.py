@@ -199,14 +199,18 @@ def read_run(folder: Path) -> tuple[dict[str, Any], list[Record]]:
     return info, records
 
 
+def finished(root: Path) -> list[Path]:
+    """The finished runs in `root`, in no order."""
+    return [p.parent for p in root.glob(f"*/{_INFO}") if not p.parent.name.endswith(PARTIAL)]
+
+
 def latest(root: Path) -> Path:
     """The finished run that began last.
 
     Raises:
         RunError: there is none.
     """
-    found = [p.parent for p in root.glob(f"*/{_INFO}") if not p.parent.name.endswith(PARTIAL)]
-    if found:  # names count seconds; of two in the same one, the later to finish
+    if found := finished(root):  # names count seconds; of two in the same one, the later to finish
         return max(found, key=lambda run: (run.name.split("-")[0], run.stat().st_mtime_ns))
     unfinished = sorted(root.glob(f"*{PARTIAL}"))
     hint = f"; an unfinished one is {unfinished[-1]}" if unfinished else ""

@@ -13,7 +13,7 @@ from harness.known import covering
 from harness.lane import Tier
 from harness.record import BAD, Record
 from harness.run import Cell
-from harness.rundir import read_run
+from harness.rundir import finished, read_run
 from reports.usage import UsageError, folder
 
 
@@ -45,7 +45,7 @@ def case(prefix: str, *, corpus: Path, runs: Path, run: Path | None) -> Found:
                 case=entry.case, subject=entry.subject, lane=entry.lane, source=entry.source,
                 options=entry.options,
             )  # fmt: skip
-    where = folder(run, runs) if run is not None or list(runs.glob("*/run.json")) else None
+    where = folder(run, runs) if run is not None or finished(runs) else None
     records = [] if where is None else read_run(where)[1]
     hits = [r for r in records if r.case and r.case_id.startswith(prefix)]
     if not hits or not prefix:

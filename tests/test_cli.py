@@ -221,3 +221,12 @@ def test_replay_finds_a_case_of_the_latest_run(parity: Parity, tmp_path: Path) -
         code, out, err = parity("replay", case.id, *words, *more)
         assert (code, out) == (2, "")
         assert said in err
+
+
+def test_replay_while_the_only_run_goes_on_names_the_case(parity: Parity, tmp_path: Path) -> None:
+    going_on = open_run(tmp_path)
+    words = ("--runs", str(tmp_path), "--corpus", str(tmp_path / "corpus"))
+    code, out, err = parity("replay", "0000", *words)
+    going_on.close()
+    assert (code, out) == (2, "")
+    assert "case='0000' is neither in " in err
