@@ -223,6 +223,7 @@ SHORT_KEYS = replace(
 RAGGED = {"kv_lens": (40, 31)}
 SHOWN_BY = {
     "padding-visible": RAGGED,
+    "window-padded-by-full-lengths": RAGGED,
     "mask-replaced": RAGGED,
     "mask-read-ragged": RAGGED,
     "mask-over-heads": RAGGED,

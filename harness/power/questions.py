@@ -9,9 +9,21 @@ import cases
 from cases.case import Case
 from harness import corpus
 
-KINDS = {"bmm": (frozenset({"codes"}), frozenset({"a_layout", "codes"}))}
+KINDS = {
+    "bmm": (frozenset({"codes"}), frozenset({"a_layout", "codes"})),
+    "sdpa": (
+        frozenset({"page_size", "poison"}),
+        frozenset(
+            {
+                "causal", "window", "sinks", "softcap", "scale", "kv_lens", "q_lens", "side",
+                "schedule", "page_size", "poison",
+            }
+        ),
+    ),
+}  # fmt: skip
 """Where no kernel has all features, two kinds of kernel: all features but the first set's, and
-those of the second set alone. (A bmm that takes codes can't do without them.)"""
+those of the second set alone. (A bmm that takes codes can't do without them; attention over pages
+packs its inputs itself, so it takes no layout and no padding, and gives no LSE.)"""
 
 
 @dataclass(frozen=True, kw_only=True)
