@@ -5,8 +5,6 @@ goes wrong again. An entry stays when its finding is mended.
 """
 
 import json
-import os
-import tempfile
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
@@ -15,6 +13,7 @@ from typing import Any, Self
 
 import cases
 from cases.case import Case
+from harness.files import write_whole
 from harness.record import Record
 
 FOLDER = Path(cases.__file__).resolve().parent / "corpus"
@@ -132,13 +131,7 @@ def save(folder: Path, entry: Entry) -> Path:
         return path
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(prefix=".", suffix=".new", dir=path.parent)
-        with os.fdopen(handle, "w", encoding="utf-8") as out:
-            out.write(entry.to_json())
-            out.flush()
-            os.fsync(out.fileno())
-        os.chmod(name, 0o644)
-        os.replace(name, path)
+        write_whole(path, entry.to_json())
     except OSError as error:
         raise CorpusError(
             f"{folder} can't be written ({error.strerror or error}); expected a folder that "

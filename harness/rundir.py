@@ -3,6 +3,7 @@
     <root>/20261130T061530Z-3f9a1c/          a finished run, never edited
         run.json                             what ran, where, how long
         records.jsonl                        one Record a line
+        certificates.json                    added when they are first asked for
     <root>/20261130T061530Z-3f9a1c.partial/  a run that goes on, or that was killed
         run.json, records-<worker>.jsonl     what is known so far, one file per process
 
@@ -19,6 +20,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from harness.files import write_whole
 from harness.record import Record, read
 
 FORMAT = 1
@@ -255,13 +257,8 @@ def _read_info(folder: Path) -> dict[str, Any]:
 
 
 def _write_info(folder: Path, info: Mapping[str, Any]) -> None:
-    new = folder / (_INFO + ".new")
-    with new.open("w", encoding="utf-8") as out:
-        json.dump({"format": FORMAT, **info}, out, indent=2, allow_nan=False)
-        out.write("\n")
-        out.flush()
-        os.fsync(out.fileno())
-    new.replace(folder / _INFO)
+    text = json.dumps({"format": FORMAT, **info}, indent=2, allow_nan=False)
+    write_whole(folder / _INFO, text + "\n")
 
 
 def _sync(folder: Path) -> None:

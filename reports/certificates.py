@@ -1,12 +1,16 @@
 """What the cases of a run could not have let pass: the certificates of its programs, as a table.
 
-A run keeps its cases, and a certificate follows from them and the program, so it is made on demand
-from the records rather than stored; no kernel runs.
+A certificate follows from the cases of a run and the program, so it is made when it is first asked
+for, from the records, and then stays in the run's folder; no kernel runs.
 """
 
+import json
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
 
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
@@ -15,11 +19,15 @@ import cases
 from cases.case import Case
 from harness.cells import cells
 from harness.certificate import Certificate, certify
+from harness.files import write_whole
 from harness.record import Record, Status
 from harness.run import Cell
 
 WEIGHED = 24
 """Cases per program, evenly from those that agreed: fewer can only make a certificate coarser."""
+FILE = "certificates.json"
+"""In the folder of a finished run."""
+STRENGTHS = ("sure", "fresh")
 NAMED = 3
 """Faults that are named per program: the least certain that can show at all."""
 
@@ -42,6 +50,37 @@ class Row:
     def coarsest(self) -> list[Certificate]:
         shown = [c for c in self.certificates if c.shown]
         return sorted(shown, key=lambda c: c.sure, reverse=True)[:NAMED]
+
+
+def of_run(folder: Path, records: Iterable[Record], *, complete: bool) -> list[Row]:
+    """The rows kept in the run's folder, else those of its records, kept there if it is complete.
+
+    A folder that can't be written keeps none.
+    """
+    path = folder / FILE
+    if path.is_file():
+        return [_from_json(row) for row in json.loads(path.read_text(encoding="utf-8"))]
+    made = rows(records)
+    if complete:
+        with suppress(OSError):
+            write_whole(path, json.dumps([_json(row) for row in made], allow_nan=False) + "\n")
+    return made
+
+
+def _json(row: Row) -> dict[str, Any]:
+    """JSON has no infinity: null stands for it."""
+    data = asdict(row)
+    for fields in data["certificates"]:
+        fields |= {n: x if math.isfinite(x) else None for n, x in fields.items() if n in STRENGTHS}
+    return data
+
+
+def _from_json(data: dict[str, Any]) -> Row:
+    found = []
+    for fields in data["certificates"]:
+        fields |= {name: math.inf for name in STRENGTHS if fields[name] is None}
+        found.append(Certificate(**fields))
+    return Row(**{**data, "subjects": tuple(data["subjects"]), "certificates": tuple(found)})
 
 
 def rows(records: Iterable[Record]) -> list[Row]:

@@ -113,3 +113,16 @@ def test_a_run_has_a_row_for_every_program_that_was_asked():
     assert "left-padding-ignored" in row.unseen
     assert {c.sure for c in row.coarsest} == {0.5}
     assert certificates.rows([]) == []
+
+
+def test_certificates_are_kept_in_a_finished_run_and_read_again(tmp_path):
+    case = dict(cases.load("banded_mask").PINNED)["gpt-oss-chunked-prefill"]
+    cell = next(c for c in cells(["banded_mask"], ["native"], ["cpu"]) if c.presence.device)
+    records = [judge(case, cell)]
+    going_on = certificates.of_run(tmp_path, records, complete=False)
+    assert not list(tmp_path.iterdir())
+    made = certificates.of_run(tmp_path, records, complete=True)
+    assert [path.name for path in tmp_path.iterdir()] == [certificates.FILE]
+    assert made == going_on
+    assert any(math.isinf(c.sure) for c in made[0].certificates)
+    assert certificates.of_run(tmp_path, [], complete=True) == made

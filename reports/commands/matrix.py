@@ -7,6 +7,7 @@ import pytest
 import typer
 from rich.console import Console
 
+from harness.certificate import MISS
 from harness.rundir import read_run
 from reports import certificates as certified
 from reports import matrix as table
@@ -29,10 +30,12 @@ def matrix(
     folder = usage.folder(run, runs)
     info, records = read_run(folder)
     if certificates:
-        Console(highlight=False).print(certified.table(certified.rows(records)))
+        rows = certified.of_run(folder, records, complete=info["complete"])
+        Console(highlight=False).print(certified.table(rows))
         print(
             "In multiples of a whole fault of cases/defects: by the cases of this run, and by as "
-            "many fresh ones with a miss below 1e-6. Other faults that show are seen when smaller."
+            f"many fresh ones with a miss below {MISS:g}. Other faults that show are seen when "
+            "smaller."
         )
         return
     if markdown:
