@@ -5,7 +5,7 @@ from fractions import Fraction
 
 import pytest
 import torch
-from hypothesis import assume, given, settings
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from harness.arithmetic.elementwise import cosine_sine, divide_by, tanh
@@ -26,6 +26,7 @@ def _covers(got: MidRad, value: Fraction) -> bool:
 
 
 @given(FINITE, FINITE)
+@example(2.2250738585072014e-308, 2.568940847083358e-177)  # the remainder underflows
 @QUICK
 def test_sums_products_and_quotients_cover_the_rational_result(a: float, b: float) -> None:
     x, y = _one(a), _one(b)

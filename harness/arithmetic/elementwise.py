@@ -27,7 +27,8 @@ def divide_by(x: MidRad, divisor: float) -> MidRad:
     """
     mid = x.mid / divisor
     back = MidRad(mid).scale(divisor)
-    inexact = (back.mid != x.mid) | (back.rad != 0)
+    tiny = (x.mid.abs() < 2.0**-900) & (x.mid != 0)  # what is left over may underflow unseen
+    inexact = (back.mid != x.mid) | (back.rad != 0) | tiny
     rad = x.rad / abs(divisor) + torch.where(inexact, 2 * EPS64 * mid.abs(), 0.0)
     return MidRad(mid, rad.masked_fill_(mid.isinf(), 0.0))
 
