@@ -23,18 +23,23 @@ def remembered(make: Callable[[C], Named], limit: int = LIMIT) -> Callable[[C], 
     take longer than to judge them.
     """
     kept: OrderedDict[C, Named] = OrderedDict()
-    sizes: dict[C, int] = {}
+    total = 0
 
     @functools.wraps(make)
     def inputs(case: C) -> Named:
+        nonlocal total
         if case in kept:
             kept.move_to_end(case)
             return kept[case]
         made = kept[case] = make(case)
-        sizes[case] = sum(x.untyped_storage().nbytes() for _, x in made)
-        while len(kept) > 1 and sum(sizes.values()) > limit:
-            oldest, _ = kept.popitem(last=False)
-            del sizes[oldest]
+        total += _size(made)
+        while len(kept) > 1 and total > limit:
+            total -= _size(kept.popitem(last=False)[1])
         return made
 
     return inputs
+
+
+def _size(named: Named) -> int:
+    """Bytes of the storages behind the tensors."""
+    return sum(x.untyped_storage().nbytes() for _, x in named)
