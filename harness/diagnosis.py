@@ -17,7 +17,6 @@ from cases.defects import Defect
 from harness import place
 from harness.arithmetic.mode import DET
 from harness.faults import Residual
-from harness.known import covering
 from harness.record import Record
 from harness.run import Cell, answer, ask
 
@@ -67,7 +66,7 @@ class Diagnosis:
         cell = self._cell
         if self.settled or cell.subject.refuses(case) or case.vacuous(inputs):
             return
-        if covering(cell.known, cell.subject.name, cell.presence.device, case):
+        if cell.divergences(case):
             return
         if _alike([defect and defect.answer(case, inputs) for defect in self._left]):
             return

@@ -1,7 +1,7 @@
 """Accepted divergences: which cases a subject is known to answer otherwise, and why."""
 
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -38,6 +38,7 @@ class Known:
     link: str = ""
 
     def covers(self, subject: str, device: str | None, case: Case) -> bool:
+        """Whether it covers this case for this subject on this device of its runtime."""
         return (
             case.op == self.op
             and any(fnmatchcase(subject, pattern) for pattern in self.subjects)
@@ -97,10 +98,3 @@ def _entry(path: Path, entry: Mapping[str, Any]) -> Known:
     if not known.matches(pinned):
         raise ValueError(f"{where}: its pinned case is not covered by its own `when` and `without`")
     return known
-
-
-def covering(
-    entries: Iterable[Known], subject: str, device: str | None, case: Case
-) -> tuple[Known, ...]:
-    """The entries that cover this case for this subject on this device of its runtime."""
-    return tuple(known for known in entries if known.covers(subject, device, case))

@@ -18,7 +18,7 @@ from harness.call import Elsewhere, Wrong, call
 from harness.compare import Verdict, compare
 from harness.environments import client
 from harness.environments.client import Lost, NoWorker
-from harness.known import Known, covering
+from harness.known import Known
 from harness.lane import Presence, Tier
 from harness.record import Record, Status
 from harness.subject import Program, Subject
@@ -80,6 +80,11 @@ class Cell:
             return "exact"
         return "declared" if self.replicated else "envelope"
 
+    def divergences(self, case: Case) -> tuple[Known, ...]:
+        """The accepted divergences that cover the case for this subject on this device."""
+        name, device = self.subject.name, self.presence.device
+        return tuple(known for known in self.known if known.covers(name, device, case))
+
     def record(self, status: Status, case: Case | None = None, **more: object) -> Record:
         return Record(
             op=self.op,
@@ -137,14 +142,10 @@ def judge(case: Case, cell: Cell) -> Record:
         return cell.absent()
     if reason := cell.subject.refuses(case):
         return cell.record(Status.REFUSED, case, why=reason)
-    covering_ = _covering(case, cell)
-    if known := _whole(covering_):
+    accepted = cell.divergences(case)
+    if known := _whole(accepted):
         return cell.record(Status.KNOWN, case, why=f"{known.id}: {known.why}")
-    return ask(case, cell, spare_dead=bool(covering_))
-
-
-def _covering(case: Case, cell: Cell) -> tuple[Known, ...]:
-    return covering(cell.known, cell.subject.name, cell.presence.device, case)
+    return ask(case, cell, spare_dead=bool(accepted))
 
 
 def _whole(entries: Iterable[Known]) -> Known | None:
@@ -221,7 +222,7 @@ def plan(asked: Iterable[Case], cell: Cell) -> None:
         _worker(cell.place).plan(
             _request(case, cell, cell.place)
             for case in asked
-            if not (cell.subject.refuses(case) or _whole(_covering(case, cell)))
+            if not (cell.subject.refuses(case) or _whole(cell.divergences(case)))
         )
 
 

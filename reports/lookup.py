@@ -9,7 +9,6 @@ from cases.case import Case
 from harness import corpus as _corpus
 from harness.cells import cells
 from harness.given import Given, GivenError
-from harness.known import covering
 from harness.lane import Tier
 from harness.record import BAD, Record
 from harness.run import Cell
@@ -88,8 +87,7 @@ def cell(found: Found, subject: str | None = None, lane: str | None = None) -> C
 
 def notes(found: Found, mine: Cell) -> list[str]:
     """The known divergences that cover the case: a run does not count it."""
-    entries = covering(mine.known, mine.subject.name, mine.presence.device, found.case)
-    return [f"known divergence {entry.id}: {entry.why}" for entry in entries]
+    return [f"known divergence {known.id}: {known.why}" for known in mine.divergences(found.case)]
 
 
 def _case(record: Record) -> Case:

@@ -6,7 +6,6 @@ from typing import Any
 from cases.case import Case, Inputs
 from harness import runtimes
 from harness.cells import cells
-from harness.known import covering
 from harness.lane import Tier
 from harness.power import plain, planted, questions
 from harness.power.rules import RULES, Answers
@@ -71,7 +70,7 @@ def right(cell: Cell, dtype: str, budget: int, run_seed: int = 0) -> Right:
     fetch = runtimes.load(cell.subject.runtime).fetch
     tally = Right(op=cell.op, kernel=cell.subject.name, dtype=dtype)
     for case in questions.drawn(cell.op, dtype, budget, cell.subject.claims, run_seed):
-        if covering(cell.known, cell.subject.name, cell.presence.device, case):
+        if cell.divergences(case):
             continue
         said.clear()
         record = judge(case, spied)
