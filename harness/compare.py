@@ -51,17 +51,14 @@ def compare(
             return Verdict(excess=INFINITE, exact=0, elements=0, output=name, why=why)
         far = distance(got, allowed)
         hit = far == 0  # the program's own rounding (either one at a tie)
-        mask = judged.get(name)
-        claimed = ~allowed.rad.isinf()  # an infinite radius claims nothing: not judged
-        if not bool(claimed.all()):
-            mask = claimed if mask is None else mask & claimed
-        if mask is not None:
+        mask = claimed(allowed, judged.get(name))
+        if bool(mask.all()):
+            elements += got.numel()
+            exact += int(hit.sum())
+        else:
             elements += int(mask.sum())
             exact += int((hit & mask).sum())
             far = torch.where(mask, far, -1.0)
-        else:
-            elements += got.numel()
-            exact += int(hit.sum())
         top = int(far.argmax())
         if float(far.reshape(-1)[top]) > worst:
             worst, output = float(far.reshape(-1)[top]), name
@@ -74,6 +71,15 @@ def compare(
     return Verdict(
         excess=worst, exact=exact, elements=elements, output=output, where=where, why=why
     )
+
+
+def claimed(allowed: MidRad, judged: torch.Tensor | None) -> torch.Tensor:
+    """The elements of one output that have a meaning (`judged`; None: all) and a bound.
+
+    An infinite radius claims nothing.
+    """
+    bounded = ~allowed.rad.isinf()
+    return bounded if judged is None else bounded & judged
 
 
 def distance(got: torch.Tensor, allowed: MidRad) -> torch.Tensor:

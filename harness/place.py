@@ -7,7 +7,7 @@ import torch
 from cases.case import Case
 from cases.ranges import ranges
 from harness.arithmetic.midrad import MidRad
-from harness.compare import Verdict, distance
+from harness.compare import Verdict, claimed, distance
 
 RANGES = 3
 """Runs of numbers that are written out; of more, only their count is told."""
@@ -43,9 +43,9 @@ def extent(
     """
     parts = []
     for name, wrong in outside(observed, allowed, judged).items():
-        claimed = _claimed(name, allowed, judged)
-        count = f"{name}: {int(wrong.sum())} of {int(claimed.sum())} elements outside"
-        shared = _shared(case, name, wrong, claimed)
+        asked = claimed(allowed[name], judged.get(name))
+        count = f"{name}: {int(wrong.sum())} of {int(asked.sum())} elements outside"
+        shared = _shared(case, name, wrong, asked)
         parts.append(count + (f", all in {', '.join(shared)}" if shared else ""))
     return "; ".join(parts)
 
@@ -57,27 +57,19 @@ def outside(
 ) -> dict[str, torch.Tensor]:
     """The outputs that have an element outside, each with the bool mask of those elements."""
     found = {
-        name: _claimed(name, allowed, judged) & ~(distance(observed[name], bound) <= 1)
+        name: claimed(bound, judged.get(name)) & ~(distance(observed[name], bound) <= 1)
         for name, bound in allowed.items()
     }
     return {name: wrong for name, wrong in found.items() if bool(wrong.any())}
 
 
-def _claimed(
-    name: str, allowed: Mapping[str, MidRad], judged: Mapping[str, torch.Tensor]
-) -> torch.Tensor:
-    """The elements that have a meaning and a bound."""
-    bounded = ~allowed[name].rad.isinf()
-    return bounded & judged[name] if name in judged else bounded
-
-
-def _shared(case: Case, name: str, outside: torch.Tensor, claimed: torch.Tensor) -> list[str]:
+def _shared(case: Case, name: str, wrong: torch.Tensor, asked: torch.Tensor) -> list[str]:
     """The names along which the wrong elements take fewer values than the judged ones."""
-    hit = case.place(name, outside.nonzero(as_tuple=True))
-    asked = case.place(name, claimed.nonzero(as_tuple=True))
+    hit = case.place(name, wrong.nonzero(as_tuple=True))
+    among = case.place(name, asked.nonzero(as_tuple=True))
     found = []
     for axis, values in hit.items():
-        some, every = values.unique().tolist(), asked[axis].unique().numel()
+        some, every = values.unique().tolist(), among[axis].unique().numel()
         if len(some) == every:
             continue
         runs = ranges(some)
