@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from harness.arithmetic.amx import TDPBF16PS, denormals_are_zero, tile_product
+from harness.arithmetic.amx import TDPBF16PS, tile_product
 from harness.arithmetic.dot import Accumulate, dot, partial_mean_square
-from harness.arithmetic.formats import BF16, FP16, FP32, Format, round_to
+from harness.arithmetic.formats import BF16, FP16, FP32, Format, denormals_are_zero, round_to
 from harness.arithmetic.midrad import MidRad, exact
 from harness.arithmetic.mode import DET, PROB, Mode
 from harness.arithmetic.verdict import excess

@@ -9,10 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from harness.arithmetic.amx import denormals_are_zero
 from harness.arithmetic.dot import Accumulate
 from harness.arithmetic.exponential import Exp, cubic_exp
-from harness.arithmetic.formats import BF16, FP16, FP32, FP64, Format, round_to
+from harness.arithmetic.formats import BF16, FP16, FP32, FP64, Format, denormals_are_zero, round_to
 from harness.arithmetic.midrad import MidRad, exact
 from harness.arithmetic.mode import DET, PROB, Mode
 from harness.arithmetic.softmax import SoftmaxPV, log_sum_exp, softmax_pv

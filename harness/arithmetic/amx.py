@@ -6,17 +6,12 @@ import torch
 from torch import Tensor
 
 from .dot import Accumulate
-from .formats import BF16, FP32, Format, round_to
+from .formats import BF16, FP32, denormals_are_zero, round_to
 
 TDPBF16PS = Accumulate(format=FP32, order="amx", exact_products=True, epilogue=0, flush=True)
 """How a tile product accumulates; its operands are read through `denormals_are_zero`."""
 
 _TILE_DEPTH = 32
-
-
-def denormals_are_zero(x: Tensor, fmt: Format) -> Tensor:
-    """Values below the smallest normal of `fmt` read as zero (DAZ)."""
-    return x.masked_fill(x.abs() < fmt.min_normal, 0.0)
 
 
 def _round_flush(x: Tensor) -> Tensor:

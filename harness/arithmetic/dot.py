@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, reduce
 from itertools import pairwise
 
 import torch
@@ -105,6 +105,15 @@ class Accumulate:
             return None
         lost = x.masked_fill(x.abs() >= self.subnormals_lost.min_normal, 0.0)
         return lost.abs_() if bool(lost.any()) else None
+
+    def unread(self, a: Tensor, b: Tensor) -> list[Tensor]:
+        """How far factors of a @ b that are read as zero may move it: |A_lost| |B|, |A| |B_lost|.
+
+        Nothing stands for an operand of which nothing may be lost.
+        """
+        lost_a, lost_b = self.lost(a), self.lost(b)
+        parts = [] if lost_a is None else [lost_a @ b.abs()]
+        return parts if lost_b is None else [*parts, a.abs() @ lost_b]
 
     def underflow(self, terms: int) -> float:
         """Absolute error from underflow of all operations of one accumulation.
@@ -246,20 +255,15 @@ def dot(a: MidRad, b: MidRad, accumulate: Accumulate, mode: Mode) -> MidRad:
     """
     terms = Terms(a.mid, b.mid)
     rad = accumulation_radius(terms, accumulate, mode)
-    spread = None
+    parts = []
     if not a.is_exact:
-        spread = _operand_radius(a.rad, b.mid.abs(), mode)
+        parts.append(_operand_radius(a.rad, b.mid.abs(), mode))
     if not b.is_exact:
-        part = _operand_radius(a.mid.abs() + a.rad, b.rad, mode)
-        spread = part if spread is None else spread + part
-    for left, right in (
-        (accumulate.lost(a.mid), b.mid.abs()),
-        (a.mid.abs(), accumulate.lost(b.mid)),
-    ):
-        if left is not None and right is not None:  # read as zero together, in both modes
-            spread = left @ right if spread is None else spread + left @ right
-    if spread is not None:
+        parts.append(_operand_radius(a.mid.abs() + a.rad, b.rad, mode))
+    parts += accumulate.unread(a.mid, b.mid)  # read as zero together, in both modes
+    if parts:
         # The kernel accumulates the perturbed terms, whose magnitudes are larger by `spread`.
+        spread = reduce(torch.add, parts)
         rad = rad + spread * (1 + accumulate.growth(len(terms)))
     return MidRad(terms.total, rad)
 

@@ -131,6 +131,11 @@ def round_scalar(x: float, fmt: Format) -> float:
     return float(round_to(torch.tensor(x, dtype=torch.float64), fmt))
 
 
+def denormals_are_zero(x: Tensor, fmt: Format) -> Tensor:
+    """Values below the smallest normal of `fmt` read as zero (DAZ)."""
+    return x.masked_fill(x.abs() < fmt.min_normal, 0.0)
+
+
 def ulp(x: Tensor, fmt: Format) -> Tensor:
     """The spacing of `fmt` in the binade of |x|; at a power of two, the spacing above it."""
     power = _power_of_two(x, fmt.emin, fmt.emax).view(torch.float64)

@@ -9,7 +9,7 @@ from torch import Tensor
 from cases.bmm import BmmCase
 from cases.case import Inputs
 from harness.arithmetic.dot import Accumulate, Terms, accumulation_radius
-from harness.arithmetic.formats import FORMATS, FP32, Format, round_scalar
+from harness.arithmetic.formats import FORMATS, FP32, Format, denormals_are_zero, round_scalar
 from harness.arithmetic.midrad import MidRad
 from harness.arithmetic.mode import DET, Mode
 from harness.subject import Program
@@ -59,7 +59,7 @@ class BmmArithmetic:
             return {"out": MidRad(a @ b if c is None else a @ b + c)}
         own = FORMATS[case.dtype]
         if self.flush_inputs:
-            a, b = flushed(a, own), flushed(b, own)
+            a, b = denormals_are_zero(a, own), denormals_are_zero(b, own)
         # A kernel keeps its factors in float32: one rounding, replayed.
         alpha, beta = round_scalar(case.alpha, FP32), round_scalar(case.beta, FP32)
         out = _sum(a, b, alpha, None if c is None else beta * c, self.accumulate, mode)
@@ -95,20 +95,14 @@ def envelope(case: BmmCase, inputs: Inputs, mode: Mode) -> dict[str, MidRad]:
     if case.integral:
         return {"out": out}
     # Reading a subnormal as zero takes its products away, rather than rounding them.
-    own, a, b = FORMATS[case.dtype], inputs["a"].double(), inputs["b"].double()
-    lost_a, lost_b = a - flushed(a, own), b - flushed(b, own)
-    lost = lost_a.abs() @ b.abs() + a.abs() @ lost_b.abs()
+    accumulate = replace(_ENVELOPE.accumulate, subnormals_lost=FORMATS[case.dtype])
+    lost = sum(accumulate.unread(inputs["a"].double(), inputs["b"].double()))
     return {"out": MidRad(out.mid, out.rad + 1.01 * abs(case.alpha) * lost)}
 
 
 _ENVELOPE = BmmArithmetic(
     accumulate=Accumulate(order="any", epilogue=3, flush=True, directed=True), narrow=2
 )
-
-
-def flushed(x: Tensor, fmt: Format) -> Tensor:
-    """`x` with everything below the smallest normal of `fmt` read as zero."""
-    return x.masked_fill(x.abs() < fmt.min_normal, 0.0)
 
 
 class _Scaled(Terms):
