@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Literal
 
 import torch
@@ -12,12 +12,11 @@ from torch import Tensor
 from cases.case import Inputs
 from cases.mla import MlaCase, Step
 from harness.arithmetic.dot import Accumulate, dot
-from harness.arithmetic.exponential import Exp
-from harness.arithmetic.formats import FORMATS, FP32, FP64, Format, round_scalar
+from harness.arithmetic.formats import Format, round_scalar
 from harness.arithmetic.midrad import MidRad, cat
 from harness.arithmetic.mode import DET, Mode
 from harness.arithmetic.softmax import SoftmaxPV, log_sum_exp, softmax_pv
-from harness.programs.sdpa import Place, SdpaArithmetic, multiplied
+from harness.programs.sdpa import Place, SdpaArithmetic, any_softmax, formats_of, multiplied
 from references.mla import causal, gather_rows
 
 EXACT = False
@@ -51,7 +50,7 @@ class MlaArithmetic:
     apart: bool = False
 
     def __call__(self, case: MlaCase, inputs: Inputs, mode: Mode) -> dict[str, MidRad]:
-        own, compute = _formats(case)
+        own, compute = formats_of(case.dtype)
         flush = self.attention.flush_bf16
         project = multiplied(self.project, own, compute, flush=flush)
         q = {name: _by_head(inputs[name]) for name in ("q_nope", "q_pe")}
@@ -61,7 +60,7 @@ class MlaArithmetic:
         if "q_latent" in inputs:
             absorbed = _by_head(inputs["q_latent"])
         cache = case.written(inputs)
-        softmax = _softmax(self.attention, own, compute)
+        softmax = self.attention.softmax_of(own, compute)
         found = _Found(case)
         # Vectors and blocks of keys begin anew in every call, and the path may depend on it.
         steps = case.steps() if self._by_call(softmax) else (case.whole(),)
@@ -102,7 +101,7 @@ class MlaArithmetic:
         self, case: MlaCase, query: MidRad, key: MidRad, pe: MidRad, k_pe: MidRad, mode: Mode
     ) -> MidRad:
         """Scaled scores [..., Q, K] of query on key, and of the rotated columns with them."""
-        own, compute = _formats(case)
+        own, compute = formats_of(case.dtype)
         spec = self.attention
         places: dict[Place, Format] = {"dtype": own, "compute": compute}
         stored = own is not compute and spec.scores == "dtype"
@@ -147,8 +146,7 @@ def envelope(
     sum_j p'_j c_j W = sum_j p'_j (c_j W).
     """
     del mode
-    own, compute = _formats(case)
-    low = own is not compute
+    own, compute = formats_of(case.dtype)
     accumulate = multiplied(accumulate or Accumulate(order="any"), own, compute, flush=True)
     scale = case.softmax_scale
     q_nope, q_pe = _by_head(inputs["q_nope"]), _by_head(inputs["q_pe"])
@@ -182,17 +180,7 @@ def envelope(
     scores = scores.where(keys.visible(scores.shape), -torch.inf)
     if case.splits > 1:
         scores = MidRad(scores.mid, scores.rad + 2 * _merging(scores, compute))
-    spec = SoftmaxPV(
-        exp=Exp(e0=1900.0, e1=2.0) if low else Exp(e0=64.0, e1=2.0),
-        sum=replace(accumulate, exact_products=True),
-        pv=accumulate,
-        divisions=4,
-        weights=own if low else None,
-        rounding_known=False,
-        shift=own if low else None,
-        shift_known=False,
-        block=16,
-    )
+    spec = any_softmax(accumulate, own, compute)
     o_latent = softmax_pv(scores, c, spec, DET, independent=False).free(own)
     o_latent = keys.unfolded(o_latent, case.heads)
     found.put("o_latent", keys, o_latent)
@@ -370,24 +358,3 @@ def _by_head(x: Tensor) -> MidRad:
 def _stored(x: MidRad, own: Format, compute: Format) -> MidRad:
     """Rounded into the case's dtype: replayed where that is short, a free rounding in float32."""
     return x.round(own) if own is not compute else x.free(own)
-
-
-def _softmax(spec: SdpaArithmetic, own: Format, compute: Format) -> SoftmaxPV:
-    low = own is not compute
-    softmax = spec.softmax_low if low and spec.softmax_low is not None else spec.softmax
-    return replace(
-        softmax,
-        sum=_in(softmax.sum, compute),
-        pv=multiplied(softmax.pv, own, compute, flush=spec.flush_bf16),
-        weights=own if low and spec.weights else None,
-        shift=own if low and spec.shift else None,
-    )
-
-
-def _formats(case: MlaCase) -> tuple[Format, Format]:
-    own = FORMATS[case.dtype]
-    return own, own if own.precision > FP32.precision else FP32
-
-
-def _in(accumulate: Accumulate, compute: Format) -> Accumulate:
-    return replace(accumulate, format=FP64) if compute is FP64 else accumulate

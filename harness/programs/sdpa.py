@@ -68,6 +68,18 @@ class SdpaArithmetic:
     shift: bool = False
     flush_bf16: bool = False
 
+    def softmax_of(self, own: Format, compute: Format) -> SoftmaxPV:
+        """The softmax of a case in `own` that is computed in `compute`."""
+        low = own is not compute
+        softmax = self.softmax_low if low and self.softmax_low is not None else self.softmax
+        return replace(
+            softmax,
+            sum=_in(softmax.sum, compute),
+            pv=multiplied(softmax.pv, own, compute, flush=self.flush_bf16),
+            weights=own if low and self.weights else None,
+            shift=own if low and self.shift else None,
+        )
+
 
 _LIBRARY_EXP = Exp(e0=1.5, flush=-103.0)
 _VECTOR_SUM = Accumulate(order="simd8", exact_products=True, epilogue=0)
@@ -147,8 +159,7 @@ def program(spec: SdpaArithmetic) -> Program:
         return {name: cat([step[name] for step in steps], 2) for name in steps[0]}
 
     def call(case: SdpaCase, inputs: Inputs, mode: Mode) -> dict[str, MidRad]:
-        own, compute = _formats(case)
-        low = own is not compute
+        own, compute = formats_of(case.dtype)
         places: dict[Place, Format] = {"dtype": own, "compute": compute}
         q, k, v, visible = _grouped(case, inputs)
         scale = case.softmax_scale
@@ -160,7 +171,7 @@ def program(spec: SdpaArithmetic) -> Program:
             q = q.scale(round_scalar(scale, places[spec.scale_format]))
             q = q.round(places[spec.operands])
         qk = multiplied(spec.qk, own, compute, flush=spec.flush_bf16)
-        stored = low and spec.scores == "dtype"
+        stored = own is not compute and spec.scores == "dtype"
 
         def step(scores: MidRad) -> MidRad:
             # Computed in float32 and then stored: two roundings, which differ from one near a tie.
@@ -180,16 +191,7 @@ def program(spec: SdpaArithmetic) -> Program:
                 scores = scores.scale(round_scalar(1 / cap, own if stored else compute))
             scores = tanh(step(scores), spec.tanh_error, compute)
             scores = step((scores.round(own) if stored else scores).scale(cap))
-        softmax = spec.softmax
-        if low and spec.softmax_low is not None:
-            softmax = spec.softmax_low
-        softmax = replace(
-            softmax,
-            sum=_in(softmax.sum, compute),
-            pv=multiplied(softmax.pv, own, compute, flush=spec.flush_bf16),
-            weights=own if low and spec.weights else None,
-            shift=own if low and spec.shift else None,
-        )
+        softmax = spec.softmax_of(own, compute)
         return _finish(case, inputs, scores, v, visible, softmax, mode, independent)
 
     return run
@@ -211,8 +213,7 @@ def envelope(
     cores that truncate.
     """
     del mode
-    own, compute = _formats(case)
-    low = own is not compute
+    own, compute = formats_of(case.dtype)
     accumulate = multiplied(accumulate or Accumulate(order="any"), own, compute, flush=True)
     q, k, v, visible = _grouped(case, inputs)
     scale = case.softmax_scale
@@ -229,7 +230,14 @@ def envelope(
         # The cap or its reciprocal as a constant, the quotient; tanh; the cap, the product.
         scores = divide_by(scores, case.softcap).free(own, 2)
         scores = tanh(scores, 4.0, compute).free(own, 1).scale(case.softcap).free(own, 2)
-    softmax = SoftmaxPV(
+    softmax = any_softmax(accumulate, own, compute)
+    return _finish(case, inputs, scores, v, visible, softmax, DET, False, stored=own)
+
+
+def any_softmax(accumulate: Accumulate, own: Format, compute: Format) -> SoftmaxPV:
+    """What the envelope allows between scores and output: no rounding into `own` is known."""
+    low = own is not compute
+    return SoftmaxPV(
         exp=Exp(e0=1900.0, e1=2.0) if low else Exp(e0=64.0, e1=2.0),
         sum=replace(accumulate, exact_products=True),
         pv=accumulate,
@@ -240,7 +248,6 @@ def envelope(
         shift_known=False,
         block=16,
     )
-    return _finish(case, inputs, scores, v, visible, softmax, DET, False, stored=own)
 
 
 def _step(
@@ -257,9 +264,9 @@ def _step(
     return replace(case, q_len=end - start, kv_len=keys, schedule=()), call
 
 
-def _formats(case: SdpaCase) -> tuple[Format, Format]:
+def formats_of(dtype: str) -> tuple[Format, Format]:
     """(format of the dtype, format it is computed in)."""
-    own = FORMATS[case.dtype]
+    own = FORMATS[dtype]
     return own, own if own.precision > FP32.precision else FP32
 
 
