@@ -372,7 +372,6 @@ def wrong(q, k, v, scale):
 
 
 def test_a_function_of_mlx(check, file):
-    pytest.importorskip("mlx.core", reason="MLX is not installed")
     file.write_text(MLX)
     words = ("--runtime", "mlx", "--dtype", "fp32", "--cases", "30")
     code, out, err = check(f"{file}:wrong", *words)

@@ -41,6 +41,17 @@ def declared() -> list[tuple[str, Subject, Program]]:
 
 DECLARED = declared()
 
+
+def attention(*needed: str) -> list[pytest.ParameterSet]:
+    """(subject, program, dtype) of all declared attention that claims what is needed."""
+    return [
+        pytest.param(subject, program, dtype, id=f"{subject.name}-{dtype}")
+        for op, subject, program in DECLARED
+        if op == "sdpa" and subject.claims.issuperset(needed)
+        for dtype in subject.dtypes
+    ]
+
+
 ANY_SUBJECT = (
     "window-plus-one",
     "window-minus-one",
@@ -55,15 +66,7 @@ ANY_SUBJECT = (
 """What must be caught in attention of any declared arithmetic, within the dtypes or not."""
 
 
-@pytest.mark.parametrize(
-    ("subject", "program", "dtype"),
-    [
-        pytest.param(subject, program, dtype, id=f"{subject.name}-{dtype}")
-        for op, subject, program in DECLARED
-        if op == "sdpa"
-        for dtype in subject.dtypes
-    ],
-)
+@pytest.mark.parametrize(("subject", "program", "dtype"), attention())
 def test_declared_attention_catches_small_faults_within_the_premerge_budget(
     subject, program, dtype
 ):
@@ -179,15 +182,7 @@ AT_LENGTH_300 = (
 )
 
 
-@pytest.mark.parametrize(
-    ("subject", "program", "dtype"),
-    [
-        pytest.param(subject, program, dtype, id=f"{subject.name}-{dtype}")
-        for op, subject, program in DECLARED
-        if op == "sdpa" and "window" in subject.claims
-        for dtype in subject.dtypes
-    ],
-)
+@pytest.mark.parametrize(("subject", "program", "dtype"), attention("window"))
 def test_small_faults_are_caught_at_length_300(subject, program, dtype):
     """By some of a few cases: a sink of logit -4 among 256 keys weighs a ten-thousandth."""
     alive, shown = set(AT_LENGTH_300), set()
