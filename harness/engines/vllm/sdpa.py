@@ -95,6 +95,21 @@ def _sinks(t: Tensors) -> torch.Tensor | None:
     return sinks.float() if sinks is not None and sinks.dtype == torch.float16 else sinks
 
 
+def _plan(case: SdpaCase, call: _Call, **more: Any) -> torch.Tensor:
+    """How the kernel is to split a call over threads; more: what its callers say differently."""
+    return part("_custom_ops").cpu_attn_get_scheduler_metadata(
+        num_reqs=case.batch,
+        num_heads=case.heads,
+        num_kv_heads=case.kv_heads,
+        head_dim=case.head_dim,
+        seq_lens=call.seq_lens,
+        dtype=call.query.dtype,
+        query_start_loc=call.start,
+        causal=case.causal,
+        **more,
+    )
+
+
 def _kernel(isa: str, page: int) -> Callable[[SdpaCase, Tensors], Tensors]:
     """The operators themselves, on the instruction set that is named."""
 
@@ -106,18 +121,8 @@ def _kernel(isa: str, page: int) -> Callable[[SdpaCase, Tensors], Tensors]:
         out = torch.zeros(case.batch, case.q_len, case.heads, case.head_dim, dtype=t["q"].dtype)
         for call in _calls(case, t, table, size):
             ops.cpu_attn_reshape_and_cache(call.key, call.value, keys, values, call.slots, isa)
-            plan = ops.cpu_attn_get_scheduler_metadata(
-                num_reqs=case.batch,
-                num_heads=case.heads,
-                num_kv_heads=case.kv_heads,
-                head_dim=case.head_dim,
-                seq_lens=call.seq_lens,
-                dtype=t["q"].dtype,
-                query_start_loc=call.start,
-                causal=case.causal,
-                sliding_window_size=case.window or -1,
-                isa=isa,
-                enable_kv_split=True,
+            plan = _plan(
+                case, call, isa=isa, sliding_window_size=case.window or -1, enable_kv_split=True
             )
             rows = torch.zeros_like(call.query)
             ops.cpu_attention_with_kv_cache(
@@ -153,7 +158,7 @@ class _Layer:
 
 def _backend(case: SdpaCase, t: Tensors) -> Tensors:
     """CPU_ATTN as a model's layer calls it: cache update, then forward, on the isa it chooses."""
-    backend, ops = part("v1.attention.backends.cpu_attn"), part("_custom_ops")
+    backend = part("v1.attention.backends.cpu_attn")
     size = case.page_size or 32
     cache, table = _paged(case, t, size)
     out = torch.zeros(case.batch, case.q_len, case.heads, case.head_dim, dtype=t["q"].dtype)
@@ -172,15 +177,9 @@ def _backend(case: SdpaCase, t: Tensors) -> Tensors:
     isa = backend._get_attn_isa(t["q"].dtype, size, case.head_dim, "auto")
     for call in _calls(case, t, table, size):
         layer.do_kv_cache_update(_Layer(isa), call.key, call.value, cache, call.slots)
-        plan = ops.cpu_attn_get_scheduler_metadata(
-            num_reqs=case.batch,
-            num_heads=case.heads,
-            num_kv_heads=case.kv_heads,
-            head_dim=case.head_dim,
-            seq_lens=call.seq_lens,
-            dtype=t["q"].dtype,
-            query_start_loc=call.start,
-            causal=case.causal,
+        plan = _plan(
+            case,
+            call,
             sliding_window_size=layer.sliding_window,
             isa=isa,
             enable_kv_split=part("envs").VLLM_CPU_ATTN_SPLIT_KV,
