@@ -10,6 +10,7 @@ from transformers import DeepseekV2Config, DeepseekV3Config, DynamicCache, maski
 from transformers.models.deepseek_v2 import modeling_deepseek_v2 as v2
 from transformers.models.deepseek_v3 import modeling_deepseek_v3 as v3
 
+from references.hf.given import Given
 from references.hf.sdpa import _SoftmaxInFloat64
 
 FACTOR = 40.0
@@ -74,18 +75,6 @@ def mla(
         outs.append(out.reshape(step, heads, -1))
         start += step
     return torch.cat(outs)
-
-
-class Given(nn.Module):
-    """Stands where the module has a projection and returns the same tensor each time."""
-
-    def __init__(self, answer: Tensor) -> None:
-        super().__init__()
-        self.answer = answer
-
-    def forward(self, hidden: Tensor) -> Tensor:
-        del hidden
-        return self.answer
 
 
 def _module(

@@ -17,6 +17,7 @@ from harness.arithmetic.mode import Mode
 from harness.programs import sdpa as attention
 from harness.programs.mla import MlaArithmetic
 from harness.subject import Program, Subject, Tensors
+from references.hf.given import Given
 from references.mla import gather_rows
 
 DTYPES = ("float32", "bfloat16", "float16")
@@ -24,18 +25,6 @@ LANES = ("cpu", "mps", "cuda")
 CLAIMS = frozenset({"q_len", "kv_lens", "mscale", "layout", "schedule"})
 FACTOR = 40.0
 """YaRN factor of the config; `mscale_all_dim` is chosen so that it gives the mscale asked for."""
-
-
-class _Given(nn.Module):
-    """Stands where the module has a projection and returns the case's tensor."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.answer: Any = None
-
-    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        del hidden
-        return self.answer
 
 
 def _run(model: str, implementation: str, case: MlaCase, t: Tensors) -> Tensors:
@@ -136,7 +125,7 @@ def _built(
     kind: Any = {"v2": DeepseekV2Attention, "v3": DeepseekV3Attention}[model]
     with torch.device("meta"):
         module = kind(config, layer_idx=0).eval()
-    module.q_proj, module.kv_a_proj_with_mqa = _Given(), _Given()
+    module.q_proj, module.kv_a_proj_with_mqa = Given(), Given()
     module.kv_a_layernorm, module.o_proj = nn.Identity(), nn.Identity()
     return config, module
 

@@ -24,6 +24,7 @@ from transformers.models.phi3 import configuration_phi3, modeling_phi3
 from cases.yarn import DTYPES, FEATURES, TYPES, Claims, YarnCase
 from harness.programs.yarn import TRANSFORMERS, TRANSFORMERS_COMPLEX, YarnArithmetic, program
 from harness.subject import Subject, Tensors
+from references.hf.given import Given
 from references.yarn import probe_columns
 
 _CAPTURE = "parity_capture"
@@ -46,18 +47,6 @@ def _capture(
 
 
 AttentionInterface.register(_CAPTURE, _capture)
-
-
-class _Given(nn.Module):
-    """A projection that returns what it was given, whatever it is applied to."""
-
-    def __init__(self, out: Tensor) -> None:
-        super().__init__()
-        self.out = out
-
-    def forward(self, hidden: Tensor) -> Tensor:
-        del hidden
-        return self.out
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,18 +121,18 @@ def _feed(attention: Any, case: YarnCase, q: Tensor, k: Tensor) -> None:
     value = torch.zeros_like(rows[1])
     if case.nope:
         latent = k.new_zeros(k.shape[0], k.shape[2], attention.kv_lora_rank)
-        attention.q_proj = _Given(rows[0])
-        attention.kv_a_proj_with_mqa = _Given(torch.cat((latent, rows[1][..., case.nope :]), -1))
+        attention.q_proj = Given(rows[0])
+        attention.kv_a_proj_with_mqa = Given(torch.cat((latent, rows[1][..., case.nope :]), -1))
         attention.kv_a_layernorm = nn.Identity()
         up = torch.cat((k[..., : case.nope], k.new_zeros(*k.shape[:-1], attention.v_head_dim)), -1)
         up = up.expand(-1, q.shape[1], -1, -1).transpose(1, 2)
-        attention.kv_b_proj = _Given(up.flatten(2))
+        attention.kv_b_proj = Given(up.flatten(2))
         return
     if hasattr(attention, "qkv_proj"):
-        attention.qkv_proj = _Given(torch.cat((*rows, value), -1))
+        attention.qkv_proj = Given(torch.cat((*rows, value), -1))
     else:
         for name, x in zip(("q_proj", "k_proj", "v_proj"), (*rows, value), strict=True):
-            setattr(attention, name, _Given(x))
+            setattr(attention, name, Given(x))
     for name in ("q_norm", "k_norm"):
         if hasattr(attention, name):
             setattr(attention, name, nn.Identity())

@@ -33,6 +33,7 @@ from transformers.utils import logging
 
 from cases.yarn import YarnCase
 from harness.subject import Tensors
+from references.hf.given import Given
 from references.yarn import probe_columns
 
 Turn = Callable[[YarnCase, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
@@ -127,7 +128,7 @@ def ministral3(case: YarnCase) -> Built:
 
     def turn(case: YarnCase, q: Tensor, k: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
         for name, x in (("q_proj", q), ("k_proj", k), ("v_proj", torch.zeros_like(k))):
-            setattr(attention, name, _Given(x.transpose(1, 2).flatten(2)))
+            setattr(attention, name, Given(x.transpose(1, 2).flatten(2)))
         hidden = q.new_zeros(q.shape[0], q.shape[2], 1)
         try:
             attention(hidden, rope(hidden, positions), None, position_ids=positions)
@@ -136,18 +137,6 @@ def ministral3(case: YarnCase) -> Built:
         raise RuntimeError("the attention did not reach its backend")
 
     return turn, attention.scaling
-
-
-class _Given(nn.Module):
-    """A projection that returns what it was given, whatever it is applied to."""
-
-    def __init__(self, out: Tensor) -> None:
-        super().__init__()
-        self.out = out
-
-    def forward(self, hidden: Tensor) -> Tensor:
-        del hidden
-        return self.out
 
 
 class _Captured(Exception):
