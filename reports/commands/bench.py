@@ -6,10 +6,8 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from statistics import median
-from typing import Annotated
 
 import torch
-import typer
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
@@ -22,6 +20,7 @@ from harness.record import JUDGED, Record
 from harness.run import Cell, judge
 from harness.search import search
 from reports import usage
+from reports.options import OnlyOps, Seed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,8 +57,8 @@ class Cost:
 
 
 def bench(
-    op: Annotated[list[str] | None, typer.Option(help="only this op (repeatable)")] = None,
-    seed: Annotated[int, typer.Option(help="of what is drawn")] = 0,
+    op: OnlyOps = None,
+    seed: Seed = 0,
 ) -> None:
     """Time the pre-merge cases of every present cell in this process, one after another.
 

@@ -19,6 +19,7 @@ from harness.record import Record
 from harness.run import Cell
 from harness.search import search
 from reports import finding, matrix, usage
+from reports.options import AskedFindings, Seed
 from reports.usage import UsageError
 
 PROFILE = Profile(
@@ -43,8 +44,8 @@ def check(
         typer.Option(metavar="FILE.py:PROGRAM", help="its arithmetic; else what its dtypes allow"),
     ] = None,
     cases: Annotated[int | None, typer.Option(help="cases drawn (200)")] = None,
-    seed: Annotated[int, typer.Option(help="of what is drawn")] = 0,
-    corpus: Annotated[Path, typer.Option(help="folder of findings, asked first")] = _corpus.FOLDER,
+    seed: Seed = 0,
+    corpus: AskedFindings = _corpus.FOLDER,
 ) -> None:
     """Judge a function of your own; `parity explain OP` shows the arguments that it may take.
 

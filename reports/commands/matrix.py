@@ -12,6 +12,7 @@ from harness.rundir import read_run
 from reports import certificates as certified
 from reports import matrix as table
 from reports import usage
+from reports.options import Runs
 from reports.usage import RUNS
 
 
@@ -19,7 +20,7 @@ def matrix(
     run: Annotated[
         Path | None, typer.Argument(help="folder or name of a run; the latest if left out")
     ] = None,
-    runs: Annotated[Path, typer.Option(help="folder that holds the runs")] = RUNS,
+    runs: Runs = RUNS,
     markdown: Annotated[bool, typer.Option("--markdown", help="print Markdown")] = False,
     certificates: Annotated[
         bool,

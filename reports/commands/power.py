@@ -17,6 +17,7 @@ from harness.power.measure import HELD_TO, measure
 from harness.power.trial import Tally
 from reports import power as report
 from reports import usage
+from reports.options import OnlyOps, Seed
 from reports.power import Measured
 from reports.usage import ROOT, UsageError
 
@@ -26,12 +27,12 @@ WIDE = 132
 
 
 def power(
-    op: Annotated[list[str] | None, typer.Option(help="only this op (repeatable)")] = None,
+    op: OnlyOps = None,
     dtype: Annotated[list[str] | None, typer.Option(help="only this dtype (repeatable)")] = None,
     budget: Annotated[
         int | None, typer.Option(help="cases drawn per defect and dtype (a pre-merge cell's)")
     ] = None,
-    seed: Annotated[int, typer.Option(help="of what is drawn")] = 0,
+    seed: Seed = 0,
     held_to: Annotated[
         str, typer.Option(help="envelope: as a kernel that declares nothing; or declared")
     ] = "envelope",

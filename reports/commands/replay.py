@@ -1,6 +1,5 @@
 """`parity replay`: put a case that was a finding to the subject again."""
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -10,18 +9,19 @@ from harness import corpus as _corpus
 from harness.record import BAD
 from harness.run import ask
 from reports import finding, lookup
+from reports.options import CaseId, Findings, InRun, OnLane, Runs
 from reports.usage import RUNS
 
 
 def replay(
-    case: Annotated[str, typer.Argument(metavar="ID", help="a case id, or how it begins")],
+    case: CaseId,
     subject: Annotated[
         str | None, typer.Option(help="ask this subject, or FILE.py:FUNCTION, instead")
     ] = None,
-    lane: Annotated[str | None, typer.Option(help="on this lane")] = None,
-    run: Annotated[Path | None, typer.Option(help="look in this run instead")] = None,
-    runs: Annotated[Path, typer.Option(help="folder that holds the runs")] = RUNS,
-    corpus: Annotated[Path, typer.Option(help="folder of findings")] = _corpus.FOLDER,
+    lane: OnLane = None,
+    run: InRun = None,
+    runs: Runs = RUNS,
+    corpus: Findings = _corpus.FOLDER,
 ) -> None:
     """Ask one case again, of the subject that failed; exit code 1 while it is wrong.
 

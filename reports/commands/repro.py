@@ -11,21 +11,22 @@ from harness import machine
 from harness.record import BAD
 from harness.run import ask
 from reports import lookup
+from reports.options import CaseId, Findings, InRun, OnLane, Runs
 from reports.repro import script
 from reports.repro.bundle import BundleError
 from reports.usage import RUNS, UsageError
 
 
 def repro(
-    case: Annotated[str, typer.Argument(metavar="ID", help="a case id, or how it begins")],
+    case: CaseId,
     output: Annotated[Path, typer.Option("--output", "-o", help="the script to write")],
     subject: Annotated[
         str | None, typer.Option(help="of this subject, or FILE.py:FUNCTION, instead")
     ] = None,
-    lane: Annotated[str | None, typer.Option(help="on this lane")] = None,
-    run: Annotated[Path | None, typer.Option(help="look in this run instead")] = None,
-    runs: Annotated[Path, typer.Option(help="folder that holds the runs")] = RUNS,
-    corpus: Annotated[Path, typer.Option(help="folder of findings")] = _corpus.FOLDER,
+    lane: OnLane = None,
+    run: InRun = None,
+    runs: Runs = RUNS,
+    corpus: Findings = _corpus.FOLDER,
 ) -> None:
     """Write a script that fails the same way on its own; it prints observed, expected and fault."""
     found = lookup.case(case, corpus=corpus, runs=runs, run=run)

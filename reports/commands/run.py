@@ -11,11 +11,12 @@ import typer
 from harness.cells import cells
 from harness.corpus import FOLDER
 from reports import usage
+from reports.options import AskedFindings, OnlyOps
 from reports.usage import ROOT, RUNS, UsageError
 
 
 def run(
-    op: Annotated[list[str] | None, typer.Option(help="only this op (repeatable)")] = None,
+    op: OnlyOps = None,
     engine: Annotated[list[str] | None, typer.Option(help="only this engine (repeatable)")] = None,
     lane: Annotated[list[str] | None, typer.Option(help="only this lane (repeatable)")] = None,
     profile: Annotated[str, typer.Option(help="premerge, nightly or fuzz: how much is asked")] = (
@@ -39,7 +40,7 @@ def run(
     no_corpus: Annotated[
         bool, typer.Option("--no-corpus", help="neither ask nor keep old findings")
     ] = False,
-    corpus: Annotated[Path, typer.Option(help="folder of findings, asked first")] = FOLDER,
+    corpus: AskedFindings = FOLDER,
 ) -> None:
     """Judge every cell, print the matrix and the folder of the run; pytest's exit code."""
     ops, engines, lanes = usage.ops(op), usage.engines(engine), usage.lanes(lane)
