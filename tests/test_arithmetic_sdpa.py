@@ -20,8 +20,10 @@ from harness.programs.sdpa import (
     TORCH_FLASH,
     TORCH_MATH,
     SdpaArithmetic,
+    by_request,
     envelope,
     program,
+    torch_flash,
 )
 
 SPECS = {
@@ -167,3 +169,23 @@ def test_the_flash_program_replays_the_kernel_bit_for_bit() -> None:
     }
     assert max(shares, key=lambda name: shares[name]) == "torch_flash"
     assert shares["torch_flash"] > 0.99
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_a_kernel_called_for_each_request_has_its_tail_at_the_end_of_each(side: str) -> None:
+    """31 of 33 keys: three vectors of 8 and a tail of 7, where the padded row ends in one of 1."""
+    case = _case("float16", "plain", q_len=1, kv_len=33, kv_lens=(33, 31), side=side, heads=2)
+    inputs = case.inputs()
+    out = torch.cat(
+        [
+            F.scaled_dot_product_attention(
+                *(inputs[x][b, None, :, at].contiguous() for x, at in (("q", ...), *keys)),
+                attn_mask=inputs["visible"][b, None, :, :, keys[0][1]],
+            )
+            for b, n in enumerate((33, 31))
+            for keys in [[(x, slice(case.first_key(b), case.first_key(b) + n)) for x in "kv"]]
+        ]
+    )
+    whole = program(torch_flash())
+    assert bool((excess(out, by_request(whole)(case, inputs, DET)["out"]) <= 1).all())
+    assert bool((excess(out, whole(case, inputs, DET)["out"]) > 1).any())

@@ -197,6 +197,33 @@ def program(spec: SdpaArithmetic) -> Program:
     return run
 
 
+def by_request(run: Program) -> Program:
+    """The program of a kernel that is called for each request, on its valid keys alone.
+
+    Vectors and blocks begin with a request's own first key, and its last ones are the tail. All
+    queries must be valid.
+    """
+
+    def each(case: SdpaCase, inputs: Inputs, mode: Mode) -> dict[str, MidRad]:
+        if case.kv_lens is None:
+            return run(case, inputs, mode)
+        parts = []
+        for b, keys in enumerate(case.kv_lens):
+            mine, own = slice(b, b + 1), slice(case.first_key(b), case.first_key(b) + keys)
+            one = replace(case, batch=1, kv_len=keys, kv_lens=None, side="right")
+            given = {
+                **inputs,
+                "q": inputs["q"][mine],
+                "k": inputs["k"][mine, :, own],
+                "v": inputs["v"][mine, :, own],
+                "visible": inputs["visible"][mine, ..., own],
+            }
+            parts.append(run(one, given, mode))
+        return {name: cat([part[name] for part in parts], 0) for name in parts[0]}
+
+    return each
+
+
 def envelope(
     case: SdpaCase, inputs: Inputs, mode: Mode, accumulate: Accumulate | None = None
 ) -> dict[str, MidRad]:

@@ -59,7 +59,7 @@ SUBJECTS = (
         claims=PLAIN | {"window", "softcap", "kv_lens", "side", "schedule"},
         dtypes=DTYPES,
         lanes=("cpu", "amx"),
-        programs={"cpu": programs.program(programs.torch_flash())},
+        programs={"cpu": programs.by_request(programs.program(programs.torch_flash()))},
         refusal=_in_cache,
         kernels=(FLASH,),
     ),
