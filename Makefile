@@ -4,6 +4,8 @@ PYTHON ?= python3
 # Extra package index for torch, for instance one with CPU builds.
 TORCH_INDEX ?=
 WORKERS ?= auto
+# More options for pytest, for instance --require-engine vllm.
+ARGS ?=
 
 # Relative, so that a space in the folder's path breaks neither a target nor a prerequisite.
 RUN := .venv/bin/python -m
@@ -19,7 +21,7 @@ parity: $(STAMP)
 
 # The same, and the harness on trial.
 test: $(STAMP)
-	@$(RUN) pytest -n $(WORKERS)
+	@$(RUN) pytest -n $(WORKERS) $(ARGS)
 
 lint: $(STAMP)
 	@$(RUN) ruff check .
