@@ -1,5 +1,6 @@
 """One case put to one cell: refuse, send, run, fetch, judge, explain, record."""
 
+import functools
 import time
 import traceback
 from collections.abc import Iterable, Iterator, Mapping
@@ -162,10 +163,16 @@ def ask(case: Case, cell: Cell, *, spare_dead: bool = False) -> Record:
         return cell.record(Status.ERROR, case, excess=float("inf"), why=str(error), lost=lost)
 
 
+@functools.lru_cache(maxsize=1024)
+def _vacuous(case: Case) -> str | None:
+    """Why the case can't tell right from wrong; pinned ones are put to every subject of an op."""
+    return case.vacuous(case.inputs())
+
+
 def _asked(case: Case, cell: Cell, *, spare_dead: bool) -> Record:
     clock = _Clock()
     inputs = case.inputs()
-    if reason := case.vacuous(inputs):
+    if reason := _vacuous(case):
         return cell.record(Status.VACUOUS, case, why=reason)
     try:
         observed = answer(case, inputs, cell, clock)

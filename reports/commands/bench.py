@@ -3,7 +3,7 @@
 import resource
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import median
 
@@ -68,24 +68,17 @@ def bench(
     names = usage.ops(op)
     torch.set_num_threads(1)
     console = Console(highlight=False)
-    table = Table(box=SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0))
-    table.add_column("op")
-    for head in ("cells", "cases", "wall s"):
-        table.add_column(head, justify="right", no_wrap=True)
-    for head in ("subject", "program", "else", "drawing"):
-        table.add_column(f"% in\n{head}", justify="right", no_wrap=True)
-    for head in ("subject", "program", "else", "beyond"):
-        table.add_column(f"ms in\n{head}", justify="right", no_wrap=True)
     found = cells(ops=names)
+    costs = []
     for name in names:
         present = [c for c in found if c.op == name and c.presence.tier is not Tier.ABSENT]
-        if not present:
-            continue
-        with console.status(f"{name}: {len(present)} cells"):
-            table.add_row(*_row(_cost(name, present, seed)))
-    console.print(table)
-    console.print("% of the wall time; else includes drawing: Hypothesis and the strategy")
-    console.print("ms in the median case; beyond is all but the subject")
+        if present:
+            with console.status(f"{name}: {len(present)} cells"):
+                costs.append(_cost(name, present, seed))
+    if len(costs) > 1:
+        costs.append(_together(costs))
+    console.print(_table(costs))
+    console.print("drawing: Hypothesis and the strategy; beyond: all but the subject")
     console.print(f"peak resident memory {_peak():.2f} GB")
 
 
@@ -101,20 +94,37 @@ def _cost(op: str, present: list[Cell], seed: int) -> Cost:
     return Cost(op=op, cells=len(present), records=tuple(records), wall=wall)
 
 
-def _row(cost: Cost) -> list[str]:
-    judged = sum(r.status in JUDGED for r in cost.records)
-    parts = (cost.subject, cost.program, cost.other, cost.drawing)
-    return [
-        cost.op,
-        str(cost.cells),
-        str(judged),
-        f"{cost.wall:.1f}",
-        *(f"{part / cost.wall:.1%}" for part in parts),
-        f"{cost.middle(lambda r: r.subject_ms):.2f}",
-        f"{cost.middle(lambda r: r.program_ms):.2f}",
-        f"{cost.middle(lambda r: r.other_ms):.2f}",
-        f"{cost.middle(lambda r: r.program_ms + r.other_ms):.2f}",
-    ]
+def _together(costs: Sequence[Cost]) -> Cost:
+    return Cost(
+        op="all",
+        cells=sum(cost.cells for cost in costs),
+        records=tuple(record for cost in costs for record in cost.records),
+        wall=sum(cost.wall for cost in costs),
+    )
+
+
+def _table(costs: Sequence[Cost]) -> Table:
+    """An op a column."""
+    table = Table(box=SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0))
+    table.add_column("")
+    for cost in costs:
+        table.add_column(cost.op, justify="right", no_wrap=True)
+
+    def row(name: str, of: Callable[[Cost], str], *, last: bool = False) -> None:
+        table.add_row(name, *(of(cost) for cost in costs), end_section=last)
+
+    row("cells", lambda c: str(c.cells))
+    row("cases judged", lambda c: str(sum(r.status in JUDGED for r in c.records)))
+    row("wall time, s", lambda c: f"{c.wall:.1f}", last=True)
+    row("of it in the subject", lambda c: f"{c.subject / c.wall:.1%}")
+    row("in the program", lambda c: f"{c.program / c.wall:.1%}")
+    row("in everything else", lambda c: f"{c.other / c.wall:.1%}")
+    row("of that drawing", lambda c: f"{c.drawing / c.wall:.1%}", last=True)
+    row("median case, ms: subject", lambda c: f"{c.middle(lambda r: r.subject_ms):.2f}")
+    row("program", lambda c: f"{c.middle(lambda r: r.program_ms):.2f}")
+    row("everything else", lambda c: f"{c.middle(lambda r: r.other_ms):.2f}")
+    row("beyond", lambda c: f"{c.middle(lambda r: r.program_ms + r.other_ms):.2f}")
+    return table
 
 
 def _peak() -> float:
