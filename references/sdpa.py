@@ -17,20 +17,23 @@ def sdpa(
     scale: float | None = None,
     softcap: float | None = None,
     sinks: Tensor | None = None,
+    alibi: Tensor | None = None,
+    distance: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Attention output and log-sum-exp in float64.
 
         g(h)    = h // (H / Hkv)                        the kv head of query head h
         s[i, j] = scale * <q[h, i], k[g(h), j]>
         s[i, j] = softcap * tanh(s[i, j] / softcap)     (if there is a softcap)
+        s[i, j] = s[i, j] - alibi[h] * distance[i, j]   (if there are ALiBi slopes)
         Z[i]    = sum over visible j of exp(s[i, j])  + exp(sinks[h])   (if there are sinks)
         out[i]  = sum over visible j of exp(s[i, j]) / Z[i] * v[g(h), j]
         lse[i]  = ln Z[i]
 
     Shapes: q `[B, H, Lq, D]`, k `[B, Hkv, Lk, D]`, v `[B, Hkv, Lk, Dv]`, visible bool broadcastable
-    to `[B, H, Lq, Lk]` (True = visible; None = all visible), sinks `[H]`; out `[B, H, Lq, Dv]`, lse
-    `[B, H, Lq]`. Both results are float64 whatever the inputs' dtype, and the inputs are read
-    exactly.
+    to `[B, H, Lq, Lk]` (True = visible; None = all visible), sinks and alibi `[H]`, distance
+    broadcastable to `[B, 1, Lq, Lk]`; out `[B, H, Lq, Dv]`, lse `[B, H, Lq]`. Both results are
+    float64 whatever the inputs' dtype, and the inputs are read exactly.
 
     **Contract**
 
@@ -46,6 +49,16 @@ def sdpa(
       is no "0 means none": `softcap=None` is none.
     - A sink is one more key with value 0. Its logit is taken as it is: not scaled, not capped,
       never masked. It counts in lse. `-inf` is no sink.
+    - ALiBi (Press, Smith and Lewis 2022, "Train Short, Test Long") has a slope per query head, not
+      per kv head, added after the softcap and before the mask: neither scaled nor capped. The sink
+      has no position and gets no bias.
+    - `distance` is the query's position minus the key's, from `distances`; left out, that of the
+      last Lq of Lk tokens. It keeps its sign: without causality a key of the future is raised.
+      (flash-attention takes -slope * |distance|; with a causal mask the two are one.)
+    - BLOOM, Falcon and MPT add slope * (key's position), up to a constant of the row the same: the
+      weights and `out` are equal, and where something stands beside the keys (a sink, the lse that
+      a merge reads) they are not. Here it is the distance. Falcon scales the bias too: here its
+      slopes are the published ones times the scale.
     - A row that sees no key (dead row) is zeros; its lse is -inf, or the sink where there is one.
       (mx.fast, and HF eager with its finite mask value, give the mean of V.)
     - What stands in a hidden slot never matters: NaN, inf and huge values in K or V there reach
@@ -55,9 +68,10 @@ def sdpa(
 
     Raises:
         ValueError: shapes that do not fit together, a mask that is not bool, a softcap that is not
-        positive.
+        positive, distances without slopes.
     """
     _check(q, k, v, visible, softcap, sinks)
+    _check_alibi(q, k, alibi, distance)
     batch, heads, q_len, head_dim = q.shape
     kv_len = k.shape[2]
     scale = 1 / math.sqrt(head_dim) if scale is None else scale
@@ -68,6 +82,10 @@ def sdpa(
     scores = scale * (q.double() @ k.mT)
     if softcap is not None:
         scores = softcap * torch.tanh(scores / softcap)
+    if alibi is not None:
+        if distance is None:
+            distance = torch.arange(kv_len - q_len, kv_len)[:, None] - torch.arange(kv_len)
+        scores = scores - alibi.double()[:, None, None] * distance.double()
     seen = torch.ones((), dtype=torch.bool) if visible is None else visible
     seen = seen.broadcast_to(scores.shape)
     scores = scores.masked_fill(~seen, -math.inf)
@@ -122,6 +140,50 @@ def visible_keys(
         raise ValueError(
             f"window={window} needs causal=True: a window without it has no agreed meaning"
         )
+    rows, keys, row, key = _positions(q_lens, kv_lens, q_len, kv_len, side)
+    valid = (row >= 0) & (row < rows) & (key >= 0) & (key < keys)
+    return valid & sees(keys - rows + row, key, window) if causal else valid
+
+
+def distances(
+    q_lens: Lengths, kv_lens: Lengths, q_len: int, kv_len: int, *, side: str = "right"
+) -> Tensor:
+    """Position of each query minus that of each key in a padded, ragged batch: int64 `[B, Lq, Lk]`.
+
+    Positions are those of `visible_keys`, counted within the request: they begin at its own first
+    key, wherever that stands, and its last query stands on its last key. What a padded slot gets
+    has no meaning.
+
+    Raises:
+        ValueError: as `visible_keys`.
+    """
+    rows, keys, row, key = _positions(q_lens, kv_lens, q_len, kv_len, side)
+    return keys - rows + row - key
+
+
+def alibi_slopes(heads: int, bias_max: float = 8.0) -> Tensor:
+    """The published ALiBi slopes `[heads]`, float64: 2^(-bias_max i / n) for heads i = 1..n.
+
+    That is for n a power of two. Else n is the next lower one, and the heads beyond it get the
+    first, third, fifth, ... slope of 2 n heads (`get_slopes` of Press et al., transformers'
+    `build_alibi_tensor`), not 2^(-bias_max i / heads). bias_max is 8 in the paper and in BLOOM,
+    `alibi_bias_max` of MPT: the smallest slope is 2^-bias_max.
+
+    Raises:
+        ValueError: fewer than one head, or bias_max not positive.
+    """
+    if heads < 1 or not bias_max > 0:
+        raise ValueError(f"heads={heads} must be at least 1, and bias_max={bias_max} positive")
+    whole = 1 << (heads.bit_length() - 1)
+    series = [2.0 ** (-bias_max * i / whole) for i in range(1, whole + 1)]
+    between = [2.0 ** (-bias_max * i / (2 * whole)) for i in range(1, 2 * whole, 2)]
+    return torch.tensor((series + between)[:heads], dtype=torch.float64)
+
+
+def _positions(
+    q_lens: Lengths, kv_lens: Lengths, q_len: int, kv_len: int, side: str
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """(queries, keys) of each request, `[B, 1, 1]`; (row, key) within it, of each slot."""
     if side not in ("right", "left"):
         raise ValueError(
             f"side={side!r} must be 'right' or 'left': it says where the padding stands"
@@ -132,12 +194,10 @@ def visible_keys(
         raise ValueError(
             f"q_lens has {len(rows)} requests and kv_lens {len(keys)}: give both one per request"
         )
-
     rows, keys = rows[:, None, None], keys[:, None, None]
     row = torch.arange(q_len)[:, None] - (q_len - rows if side == "left" else 0)
     key = torch.arange(kv_len) - (kv_len - keys if side == "left" else 0)
-    valid = (row >= 0) & (row < rows) & (key >= 0) & (key < keys)
-    return valid & sees(keys - rows + row, key, window) if causal else valid
+    return rows, keys, row, key
 
 
 def _weighted_sum(weights: Tensor, v: Tensor, seen: Tensor) -> Tensor:
@@ -199,4 +259,24 @@ def _check(
         raise ValueError(
             f"sinks has shape {tuple(sinks.shape)}, expected ({heads},): "
             "pass one logit per query head"
+        )
+
+
+def _check_alibi(q: Tensor, k: Tensor, alibi: Tensor | None, distance: Tensor | None) -> None:
+    batch, heads, q_len = q.shape[:3]
+    if alibi is not None and alibi.shape != (heads,):
+        raise ValueError(
+            f"alibi has shape {tuple(alibi.shape)}, expected ({heads},): "
+            "pass one slope per query head, as alibi_slopes makes them"
+        )
+    if distance is None:
+        return
+    if alibi is None:
+        raise ValueError("distance without alibi: pass the slopes that it is multiplied with")
+    full = (batch, 1, q_len, k.shape[2])
+    sizes = zip(reversed(distance.shape), reversed(full), strict=False)
+    if distance.ndim not in (2, 4) or not all(a in (1, b) for a, b in sizes):
+        raise ValueError(
+            f"distance has shape {tuple(distance.shape)}, expected {full} or (Lq, Lk), or 1 in "
+            "place of a size: give distances per request a head axis, distances(...)[:, None]"
         )

@@ -1,7 +1,7 @@
 """The reference attention: equal to transformers' eager attention, and to its own docstring."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from references.banded_mask import banded_mask
 from references.hf import sdpa as witness
-from references.sdpa import sdpa, visible_keys
+from references.sdpa import alibi_slopes, distances, sdpa, visible_keys
 
 UNIT = 2.0**-53
 
@@ -25,6 +25,7 @@ class Drawn:
     k: Tensor
     v: Tensor
     visible: Tensor
+    distance: Tensor
     scale: float | None
     loud: float
 
@@ -79,20 +80,21 @@ def attention(draw: st.DrawFn) -> Drawn:
         return torch.randn(*shape, generator=generator, dtype=torch.float64)
 
     lengths = st.lists(st.integers(0, 12), min_size=batch, max_size=batch)
-    visible = visible_keys(
+    counts: Any = (
         [min(q_len, n) for n in draw(lengths)],
         [min(kv_len, n) for n in draw(lengths)],
         q_len,
         kv_len,
-        causal=draw(st.booleans()),
-        side=draw(st.sampled_from(["right", "left"])),
     )
+    causal, side = draw(st.booleans()), draw(st.sampled_from(["right", "left"]))
+    visible = visible_keys(*counts, causal=causal, side=side)
     loud = draw(st.sampled_from([0.0, 1.0, 8.0, 100.0]))
     return Drawn(
         q=loud * normal(batch, kv_heads * group, q_len, head_dim),
         k=normal(batch, kv_heads, kv_len, head_dim),
         v=normal(batch, kv_heads, kv_len, v_dim),
         visible=visible[:, None],
+        distance=distances(*counts, side=side)[:, None],
         scale=draw(st.sampled_from([None, 0.5, 1.4852])),
         loud=loud,
     )
@@ -135,6 +137,115 @@ def test_agrees_with_transformers(model: str, feature: str, case: Drawn) -> None
     apart = (torch.exp(scores - lse[..., None]) - weights).abs() - relative * weights - 2.0**-1070
     shown = case.visible & compared[..., None]
     assert apart.masked_fill(~shown, 0.0).max() <= 0
+
+
+@pytest.mark.parametrize("model", ["bloom", "mpt"])
+@given(attention(), st.sampled_from([8.0, 4.0, 0.5]))
+def test_alibi_agrees_with_transformers(model: str, case: Drawn, bias_max: float) -> None:
+    """The same weights, by a bias that is a constant of the row away.
+
+    The product and the sum round once each, at a size of |s| + a, a = slope * span of positions:
+    2 u (|s| + a) in a score, twice that and n u in a weight, on both sides. `Drawn.bound` at a
+    `reach` that is a larger has room for D + 10 of these where 2 are needed.
+    """
+    slopes = alibi_slopes(case.q.shape[1], bias_max)
+    out, lse = sdpa(
+        case.q, case.k, case.v, visible=case.visible, scale=case.scale, alibi=slopes,
+        distance=case.distance,
+    )  # fmt: skip
+    positions = case.distance[:, 0, 0, :1] - case.distance[:, 0, 0]
+    theirs, weights = witness.alibi(
+        case.q, case.k, case.v, visible=case.visible, scale=case.scale, slopes=slopes,
+        positions=positions, model=model,
+    )  # fmt: skip
+    span = float(case.distance.abs().max()) + case.k.shape[2]
+    size = case.reach + slopes[:, None] * span
+    relative = 2 * UNIT * (2 * (case.q.shape[-1] + 10) * size + 2 * case.k.shape[2] + 10)
+    v = case.v.abs()
+    weighed, _ = sdpa(
+        case.q, case.k, v, visible=case.visible, scale=case.scale, alibi=slopes,
+        distance=case.distance,
+    )  # fmt: skip
+    allowed = relative[..., None] * weighed + 2.0**-1070 * v.sum()
+    apart = (out - theirs).abs() - allowed
+    assert apart.masked_fill(dead(case)[..., None], 0.0).max() <= 0
+
+    k = case.k.repeat_interleave(case.q.shape[1] // case.k.shape[1], dim=1)
+    scores = (case.q.shape[-1] ** -0.5 if case.scale is None else case.scale) * (case.q @ k.mT)
+    scores = scores - slopes[:, None, None] * case.distance
+    off = (torch.exp(scores - lse[..., None]) - weights).abs() - 2.0**-1070
+    off = off - 1.5 * relative[..., None] * weights
+    assert off.masked_fill(~case.visible | dead(case)[..., None], 0.0).max() <= 0
+
+
+@pytest.mark.parametrize("model", ["bloom", "falcon", "mpt"])
+@pytest.mark.parametrize("heads", [1, 2, 3, 4, 5, 6, 8, 12, 15, 16, 24, 32, 40, 71, 112, 128])
+def test_alibi_slopes_agree_with_transformers(model: str, heads: int) -> None:
+    """BLOOM raises a rounded base to the power i <= 2 n in float32: (i + 2) u, u = 2^-24, and so
+    does Falcon, but for the bfloat16 that it takes then; MPT rounds an exponent of at most 8: 8 u.
+    """
+    theirs, ours = witness.alibi_slopes(heads, model).double(), alibi_slopes(heads)
+    units = 2.0**-8 if model == "falcon" else (2 * heads + 2) * 2.0**-24
+    assert ((theirs - ours).abs() <= units * ours).all()
+
+
+def test_alibi_bias_max_is_that_of_mpt() -> None:
+    for heads in (4, 6):
+        theirs = witness.alibi_slopes(heads, "mpt", 4.0).double()
+        assert ((theirs - alibi_slopes(heads, 4.0)).abs() <= 2.0**-20 * theirs).all()
+
+
+def test_alibi_slopes_are_the_published_ones() -> None:
+    assert alibi_slopes(8).tolist() == [2.0**-i for i in range(1, 9)]
+    assert alibi_slopes(6).tolist() == [2.0**-i for i in (2, 4, 6, 8, 1, 3)]
+    assert alibi_slopes(1).tolist() == [2.0**-8]
+    with pytest.raises(ValueError, match="heads=0 must be at least 1"):
+        alibi_slopes(0)
+
+
+def test_alibi_slopes_round_to_the_same_float32_on_every_machine() -> None:
+    """A libm may be off by an ulp or two of float64; none of the slopes is that near to a tie."""
+    for heads in range(1, 129):
+        for bias_max in (8.0, 4.0):
+            slopes = alibi_slopes(heads, bias_max)
+            for moved in (slopes * (1 - 2.0**-51), slopes * (1 + 2.0**-51)):
+                assert torch.equal(moved.float(), slopes.float())
+
+
+def test_alibi_comes_after_scale_and_softcap_and_spares_the_sink() -> None:
+    q, k = torch.full((1, 2, 1, 1), 6.0), torch.ones(1, 1, 2, 1)
+    v = torch.tensor([[[[1.0], [0.0]]]])
+    slopes, sinks = torch.tensor([0.5, 0.25]), torch.tensor([9.0, 9.0])
+    out, lse = sdpa(q, k, v, scale=0.5, softcap=2.0, sinks=sinks, alibi=slopes)
+    capped = 2.0 * math.tanh(6.0 * 0.5 / 2.0)
+    for head, slope in enumerate(slopes.tolist()):
+        total = math.exp(capped - slope) + math.exp(capped) + math.exp(9.0)
+        assert abs(out[0, head].item() - math.exp(capped - slope) / total) <= 64 * UNIT
+        assert abs(lse[0, head].item() - math.log(total)) <= 64 * UNIT * 10
+
+
+@given(attention(), st.integers(-9, 9))
+def test_another_origin_moves_the_lse_alone(case: Drawn, moved: int) -> None:
+    slopes = alibi_slopes(case.q.shape[1])
+    options: dict[str, Any] = {"visible": case.visible, "scale": case.scale, "alibi": slopes}
+    out, lse = sdpa(case.q, case.k, case.v, distance=case.distance, **options)
+    other, shifted = sdpa(case.q, case.k, case.v, distance=case.distance + moved, **options)
+    size = (case.reach + slopes[:, None] * (case.distance.abs().max() + 10))[..., None]
+    units = UNIT * (8 * (case.q.shape[-1] + 10) * size + 8 * case.k.shape[2] + 40)
+    assert ((out - other).abs() <= units * (1 + case.v.abs().max())).all()
+    apart = (lse - slopes[:, None] * moved - shifted).nan_to_num()
+    assert (apart.abs() <= units[..., 0]).all()
+
+
+@pytest.mark.parametrize("side", ["right", "left"])
+def test_distances_are_counted_within_the_request(side: str) -> None:
+    options: dict[str, Any] = {"side": side}
+    apart = distances([2, 3], [3, 5], 3, 5, **options)
+    seen = visible_keys([2, 3], [3, 5], 3, 5, causal=True, **options)
+    assert apart[1].tolist() == [[2, 1, 0, -1, -2], [3, 2, 1, 0, -1], [4, 3, 2, 1, 0]]
+    kept = (slice(0, 2), slice(0, 3)) if side == "right" else (slice(1, 3), slice(2, 5))
+    assert apart[0][kept].tolist() == [[1, 0, -1], [2, 1, 0]]
+    assert (apart[seen] >= 0).all()
 
 
 def test_transformers_gives_a_dead_row_the_mean_of_v() -> None:
@@ -248,7 +359,7 @@ def test_sink_is_a_key_with_value_zero(case: Drawn) -> None:
     )
     options = {"visible": case.visible, "scale": scale, "sinks": sinks}
     out, lse = sdpa(case.q, case.k, case.v, **options)
-    halved = Drawn(q=case.q, k=case.k, v=case.v, visible=case.visible, scale=scale, loud=case.loud)
+    halved = replace(case, scale=scale)
     assert ((out - as_key).abs() - halved.bound(sinks)).max() <= 0
     size = torch.maximum(halved.reach, sinks.abs()[:, None])
     lse_bound = 4 * UNIT * ((case.q.shape[-1] + 12) * size + case.k.shape[2] + 8)
@@ -334,6 +445,12 @@ ONES = torch.ones(2, 2, 3, 4)
         ({"visible": torch.ones(2, 3, 3).bool()}, r"\(2, 3, 3\), expected .*mask\[:, None\]"),
         ({"softcap": 0.0}, r"softcap=0.0 must be positive: pass None"),
         ({"sinks": torch.ones(3)}, r"sinks has shape \(3,\), expected \(2,\)"),
+        ({"alibi": torch.ones(3)}, r"alibi has shape \(3,\), expected \(2,\)"),
+        ({"distance": torch.ones(3, 3)}, r"distance without alibi: pass the slopes"),
+        (
+            {"alibi": torch.ones(2), "distance": torch.ones(2, 3, 3)},
+            r"distance has shape \(2, 3, 3\), expected .*distances\(\.\.\.\)\[:, None\]",
+        ),
     ],
 )
 def test_bad_input_names_value_expectation_and_remedy(changed: dict, words: str) -> None:
