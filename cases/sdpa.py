@@ -31,6 +31,7 @@ FEATURES = {
     "schedule": "queries per call: prefill chunks and decode steps over a growing key cache",
     "page_size": "keys lie in pages of so many, out of order, with foreign pages between",
     "poison": "nan: what must not be read holds NaN instead of a large finite number",
+    "alibi": "slope of the head * distance of the key comes off the score; -log2 of the last slope",
 }
 """Every optional field, with its meaning."""
 
@@ -53,7 +54,9 @@ class SdpaCase(Case):
     Lengths are those of the tensors; `q_lens` and `kv_lens` say how much of them is valid.
     Lengths in positions; `scale`, `softcap` and `sinks` in logits. With `page_size` there is a
     `table` int32 [batch, n] too: the page of each run of so many valid keys, in order, and then a
-    page that belongs to nobody, as does every page that it does not name.
+    page that belongs to nobody, as does every page that it does not name. With `alibi` there are
+    `alibi` float32 [heads], the published slopes down to 2^-alibi, and `distance` int32
+    [batch, 1, q_len, kv_len], the query's position in its request minus the key's.
 
     Raises:
         ValueError: fields that contradict each other.
@@ -80,6 +83,7 @@ class SdpaCase(Case):
     schedule: tuple[int, ...] = ()
     page_size: int | None = None
     poison: str = "finite"
+    alibi: float | None = None
 
     def __post_init__(self) -> None:
         def need(ok: bool, what: str) -> None:
@@ -95,6 +99,7 @@ class SdpaCase(Case):
         need(self.window is None or self.window >= 1, "window must be at least 1")
         need(self.side in ("right", "left"), "side must be right or left")
         need(self.page_size is None or self.page_size >= 1, "page_size must be at least 1")
+        need(self.alibi is None or self.alibi > 0, "alibi must be positive")
         need(self.poison in ("finite", "nan"), "poison must be finite or nan")
         for lens, top in ((self.kv_lens, self.kv_len), (self.q_lens, self.q_len)):
             need(
@@ -187,6 +192,7 @@ class SdpaCase(Case):
             scale=self.softmax_scale,
             softcap=self.softcap,
             sinks=inputs.get("sinks"),
+            **({} if self.alibi is None else {n: inputs[n] for n in ("alibi", "distance")}),
         )
         return {"out": out, **({"lse": lse} if self.lse else {})}
 
@@ -222,7 +228,7 @@ class SdpaCase(Case):
             return "poison: there is nothing that must not be read"
         if not bool(mask.any()):
             return "no key is visible to any query"
-        for name in ("sinks", "softcap"):
+        for name in ("sinks", "softcap", "alibi"):
             if name in on and self._unseen(inputs, name):
                 return f"{name}={getattr(self, name)}: the output rounds to the same bits without"
         return None
@@ -255,6 +261,10 @@ class SdpaCase(Case):
             window=self.window,
             side=self.side,
         )
+
+    def _distances(self) -> torch.Tensor:
+        """int64 [batch, q_len, kv_len]."""
+        return reference.distances(*self._lens(), self.q_len, self.kv_len, side=self.side)
 
     def _rows(self) -> torch.Tensor:
         """bool [batch, q_len]: the queries that are not padding."""
@@ -292,6 +302,9 @@ def _inputs(case: SdpaCase) -> tuple[tuple[str, torch.Tensor], ...]:
         out["sinks"] = values.cast(spread + case.sinks, case.dtype)
     if case.page_size is not None:
         out["table"] = _table(case)
+    if case.alibi is not None:
+        out["alibi"] = reference.alibi_slopes(case.heads, case.alibi).float()
+        out["distance"] = case._distances()[:, None].int()
     return tuple(out.items())
 
 
@@ -449,6 +462,7 @@ def strategy(
     whole = draw(between(0, batch - 1)) if padded else 0  # the request without padding
     if q_len == kv_len == 1 and window is None:
         on -= {"causal"}  # nothing to hide
+    on -= {"alibi"} if kv_len == 1 or window == 1 else frozenset()  # nor to weigh otherwise
     kv_lens = _ragged(draw, batch, whole, kv_len, window or 1) if "kv_lens" in on else None
     q_lens = _ragged(draw, batch, whole, q_len, 1) if "q_lens" in on else None
     if cached and kv_lens is not None:
@@ -479,6 +493,7 @@ def strategy(
         schedule=_split(draw, q_len) if "schedule" in on else (),
         page_size=draw(among(*pages)) if "page_size" in on else None,
         poison="nan" if poisoned and draw(RARELY) else "finite",
+        alibi=draw(among(8.0, 4.0)) if "alibi" in on else None,
     )
 
 
@@ -583,6 +598,27 @@ PINNED: tuple[tuple[str, SdpaCase], ...] = (
         SdpaCase(
             **_MODEL, q_len=1, kv_len=4098, heads=32, kv_heads=8, head_dim=128, causal=True,
             window=4096,
+        ),
+    ),
+    (
+        "bloom-560m-decode",
+        SdpaCase(
+            **_MODEL, q_len=1, kv_len=130, heads=16, kv_heads=16, head_dim=64, causal=True,
+            alibi=8.0,
+        ),
+    ),
+    (
+        "mpt-7b-extend",
+        SdpaCase(
+            **_MODEL, q_len=3, kv_len=65, heads=32, kv_heads=32, head_dim=128, causal=True,
+            alibi=8.0,
+        ),
+    ),
+    (
+        "baichuan-13b-ragged-prefill",
+        SdpaCase(
+            **{**_MODEL, "batch": 2}, q_len=9, kv_len=9, heads=40, kv_heads=40, head_dim=128,
+            causal=True, kv_lens=(9, 6), q_lens=(9, 6), side="left", alibi=8.0,
         ),
     ),
 )  # fmt: skip

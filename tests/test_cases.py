@@ -13,6 +13,8 @@ from cases import layouts, values
 from cases.memory import remembered
 from cases.sdpa import SdpaCase
 from harness.contract import changed
+from harness.power import questions
+from references.sdpa import alibi_slopes
 
 SMALL = SdpaCase(
     dtype="float32", seed=3, values="normal", batch=1, q_len=2, kv_len=5, heads=2, kv_heads=1,
@@ -146,6 +148,7 @@ def test_an_unknown_layout_is_named():
         ({"schedule": (1, 2), "causal": True}, "add up to q_len"),
         ({"values": "lumpy"}, "values must be one of"),
         ({"q_len": 0}, "must be at least 1"),
+        ({"alibi": 0.0}, "alibi must be positive"),
     ],
 )
 def test_a_contradiction_is_refused_with_a_sentence(change, message):
@@ -168,6 +171,7 @@ def test_what_is_no_case_is_refused_with_a_sentence(text):
         ({"causal": True, "q_len": 1, "kv_len": 1}, "causal: no key is hidden"),
         ({"kv_lens": (5,)}, "kv_lens: no key is padding"),
         ({"sinks": -80.0}, "sinks=-80.0: the output rounds to the same bits"),
+        ({"alibi": 120.0}, "alibi=120.0: the output rounds to the same bits"),
         ({"softcap": 1e6}, "softcap=1000000.0: the output rounds to the same bits"),
         ({"side": "left"}, "side: nothing is padded"),
         ({"causal": True, "schedule": (2,)}, "schedule: a single step"),
@@ -188,12 +192,31 @@ def test_a_feature_that_cannot_be_seen_makes_the_case_vacuous(change, reason):
         {"kv_lens": (4,)},
         {"sinks": 0.0},
         {"softcap": 2.0},
+        {"alibi": 8.0},
         {"causal": True, "schedule": (1, 1)},
     ],
 )
 def test_a_feature_that_bites_is_not_vacuous(change):
     case = dataclasses.replace(SMALL, **change)
     assert case.vacuous(case.inputs()) is None
+
+
+def test_a_subject_without_alibi_is_asked_what_it_was_asked_before():
+    """It is drawn last and among the claimed features alone."""
+    claims = frozenset(cases.load("sdpa").FEATURES) - {"alibi"}
+    digest = hashlib.sha256()
+    for case in questions.drawn("sdpa", "float32", 30, claims):
+        digest.update(case.to_json().encode())
+    assert digest.hexdigest()[:16] == "4f3e32fc710bec62"
+
+
+def test_alibi_brings_the_published_slopes_and_the_distances():
+    case = dataclasses.replace(SMALL, alibi=8.0, kv_lens=(3,))
+    inputs = case.inputs()
+    assert inputs["alibi"].dtype == torch.float32
+    assert inputs["alibi"].shape == (case.heads,)
+    assert torch.equal(inputs["alibi"].double(), alibi_slopes(case.heads))
+    assert inputs["distance"].tolist() == [[[[1, 0, -1, -2, -3], [2, 1, 0, -1, -2]]]]
 
 
 def test_padding_is_poisoned_and_nothing_else():

@@ -27,6 +27,9 @@ def sdpa(case: SdpaCase, inputs: Inputs) -> dict[str, Tensor]:
     scores = inputs["q"] @ k.mT * case.softmax_scale
     if case.softcap is not None:
         scores = case.softcap * torch.tanh(scores / case.softcap)
+    if case.alibi is not None:
+        bias = inputs["alibi"][:, None, None] * inputs["distance"]
+        scores = scores - bias.to(scores.dtype)
     scores = scores.masked_fill(~inputs["visible"], -torch.inf)
     if case.sinks is not None:
         sink = inputs["sinks"][None, :, None, None].expand(*scores.shape[:3], 1)

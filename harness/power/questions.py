@@ -16,7 +16,7 @@ KINDS = {
         frozenset(
             {
                 "causal", "window", "sinks", "softcap", "scale", "kv_lens", "q_lens", "side",
-                "schedule", "page_size", "poison",
+                "schedule", "page_size", "poison", "alibi",
             }
         ),
     ),

@@ -25,6 +25,13 @@ PARAMETERS = {
     "sinks": Parameter(
         meaning="one more logit per head [heads] with value 0, or None", features=("sinks",)
     ),
+    "alibi": Parameter(
+        meaning="ALiBi slopes float32 [heads]: minus slope * distance joins the score, or None",
+        features=("alibi",),
+    ),
+    "distance": Parameter(
+        meaning="int32 [batch, 1, q_len, kv_len]: position of the query minus the key's, or None"
+    ),
     "q_lens": Parameter(meaning="valid queries per request, or None", features=("q_lens",)),
     "kv_lens": Parameter(meaning="valid keys per request, or None", features=("kv_lens",)),
     "side": Parameter(meaning='where padding stands: "right" or "left"', features=("side",)),
@@ -51,6 +58,8 @@ def arguments(case: SdpaCase, t: Tensors) -> dict[str, Any]:
         "window": case.window,
         "softcap": case.softcap,
         "sinks": t.get("sinks"),
+        "alibi": t.get("alibi"),
+        "distance": t.get("distance"),
         "q_lens": case.q_lens,
         "kv_lens": case.kv_lens,
         "side": case.side,
