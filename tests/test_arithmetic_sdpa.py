@@ -52,6 +52,8 @@ CASES: dict[str, dict[str, Any]] = {
     "window": {"causal": True, "window": 3},
     "sinks": {"causal": True, "sinks": 1.0, "q_len": 9, "kv_len": 4, "lse": True},
     "softcap": {"softcap": 5.0, "scale": 0.7},
+    "alibi": {"alibi": 8.0, "causal": True, "softcap": 5.0, "sinks": 1.0, "heads": 12, "lse": True},
+    "alibi_padded": {"alibi": 4.0, "kv_lens": (3, 20), "side": "left", "lse": True},
     "padded": {"kv_lens": (3, 0), "q_lens": (3, 2), "lse": True},
     "loud": {"values": "loud", "causal": True, "lse": True},
     "blocks": {"kv_len": 1100, "q_len": 2},
@@ -96,7 +98,7 @@ def test_the_reference_is_the_envelopes_midpoint_and_programs_lie_within(
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("spec", SPECS.values(), ids=SPECS)
 def test_prob_is_never_wider_than_det(spec: SdpaArithmetic, dtype: str) -> None:
-    for name in ("causal", "sinks", "softcap", "loud"):
+    for name in ("causal", "sinks", "softcap", "loud", "alibi"):
         case = _case(dtype, name)
         prob, det = (program(spec)(case, case.inputs(), mode) for mode in (PROB, DET))
         for key, narrow in prob.items():
@@ -157,6 +159,39 @@ def test_torch_kernels_are_covered(backend: SDPBackend, dtype: str, mode: Mode) 
         # The radius is small: a scale off by 1 % is outside.
         wrong = _torch(replace(case, scale=case.softmax_scale * 1.01), inputs, backend)
         assert bool((excess(wrong, got) > 1).any())
+
+
+def _biased(case: SdpaCase, inputs: dict[str, Tensor], origin: str, fmt: torch.dtype) -> Tensor:
+    """Plain attention with the bias from the query, the first key or the last, stored in `fmt`."""
+    group = case.heads // case.kv_heads
+    k, v = (inputs[x].repeat_interleave(group, 1) for x in "kv")
+    away = inputs["distance"]
+    if origin != "query":
+        away = -torch.arange(case.kv_len)[None] + (case.kv_len - 1 if origin == "last" else 0)
+    bias = (-inputs["alibi"][:, None, None] * away).to(fmt)
+    scores = (inputs["q"].float() @ k.float().mT) * case.softmax_scale
+    scores = (scores.to(fmt) + bias).float().masked_fill(~inputs["visible"], -torch.inf)
+    return (torch.softmax(scores, -1) @ v.float()).to(inputs["q"].dtype)
+
+
+FAR: dict[str, Any] = {"alibi": 8.0, "causal": True, "kv_len": 1000, "q_len": 2, "heads": 16}
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("origin", ["query", "first", "last"])
+def test_the_envelope_lets_alibi_count_from_anywhere(origin: str, dtype: str) -> None:
+    """With the bias in float32, whatever the dtype; that of the distance may be stored in it."""
+    for seed in range(3):
+        case = _case(dtype, "plain", **FAR, seed=seed)
+        inputs = case.inputs()
+        wide = envelope(case, inputs, DET)["out"]
+        assert bool((excess(_biased(case, inputs, origin, torch.float32), wide) <= 1).all())
+        own = getattr(torch, dtype)
+        stored = excess(_biased(case, inputs, origin, own), wide)
+        if origin == "query" or dtype == "float32":
+            assert bool((stored <= 1).all())
+        if origin == "first" and dtype != "float32":
+            assert bool((stored > 1).any())
 
 
 def test_the_flash_program_replays_the_kernel_bit_for_bit() -> None:

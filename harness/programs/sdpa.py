@@ -42,9 +42,9 @@ class SdpaArithmetic:
     `scale_format` the constant is rounded into it.
     `operands`     format of the stored q * scale (and k * scale).
     `qk`           accumulation of the scores.
-    `scores`       dtype: the product and every operation on it (scale, softcap) are stored in
-                   the case's dtype, a known rounding each; compute: they stay in registers, and
-                   each rounds once at a point that a fused operation may skip.
+    `scores`       dtype: the product and every operation on it (scale, softcap, ALiBi) are
+                   stored in the case's dtype, a known rounding each; compute: they stay in
+                   registers, and each rounds once at a point that a fused operation may skip.
     `softcap_divides`  score / softcap is a division (else a product with the reciprocal).
     `tanh_error`   of the softcap's tanh, in unit roundoffs of the compute format.
     `softmax`      the rest, for dtypes that are their own compute format.
@@ -191,6 +191,9 @@ def program(spec: SdpaArithmetic) -> Program:
                 scores = scores.scale(round_scalar(1 / cap, own if stored else compute))
             scores = tanh(step(scores), spec.tanh_error, compute)
             scores = step((scores.round(own) if stored else scores).scale(cap))
+        if case.alibi is not None:
+            # slope * distance is one operation, the sum another; a fused one skips the first.
+            scores = step(scores + step(_bias(case, inputs)))
         softmax = spec.softmax_of(own, compute)
         return _finish(case, inputs, scores, v, visible, softmax, mode, independent)
 
@@ -230,10 +233,18 @@ def envelope(
     """Any kernel that computes in the case's dtype with float32 accumulators; rigorous.
 
     No rounding point is known. In the dtype T may be rounded: the scale constant and up to two
-    scaled operands, the product, the scaled product, each softcap step, s - max, the weights,
-    and one stored copy of the output before its own rounding. The exponential may be a fast one
+    scaled operands, the product, the scaled product, each softcap step, the slope of ALiBi, its
+    product with the distance, the sum of that and the score, s - max, the weights, and one stored
+    copy of the output before its own rounding. The exponential may be a fast one
     (1.1e-4 relative, torch's cubic) in a low precision, and 20 ulp of float32 otherwise.
     Bfloat16 subnormals may be read as zero, and results flushed: x86 and Arm have such products.
+    With ALiBi a kernel may count the keys from another origin c than the query, which moves a whole
+    row by slope * c: from the first key (BLOOM), or from the last (MPT). It then rounds a product
+    and a sum that are as large as a = slope * span, where the distances may be small. In the
+    compute format of unit u that is allowed, and is at most u a + u (|s| + a + u a). In a shorter
+    T it isn't: u a is then no rounding but another bias (bfloat16, slope 1/2, key 300: half a
+    logit), so that who stores slope * position in T is told so.
+
     Radii are those of det mode whatever `mode` says: unknown rounding is not random.
 
     `accumulate` replaces the float32 accumulator in any order, e.g. `directed=True` for tensor
@@ -257,6 +268,15 @@ def envelope(
         # The cap or its reciprocal as a constant, the quotient; tanh; the cap, the product.
         scores = divide_by(scores, case.softcap).free(own, 2)
         scores = tanh(scores, 4.0, compute).free(own, 1).scale(case.softcap).free(own, 2)
+    if case.alibi is not None:
+        # Counted from another origin; then: the slope and the product, the sum.
+        span = max(
+            case.kv_len, int(inputs["distance"].masked_fill(~inputs["visible"], 0).abs().max())
+        )
+        farthest = span * _slopes(case, inputs)
+        moved = scores.mid.abs() + scores.rad + (2 + compute.u) * farthest
+        scores = MidRad(scores.mid, scores.rad + compute.u * moved + compute.tiny)
+        scores = (scores + _bias(case, inputs).free(own, 2)).free(own, 1)
     softmax = any_softmax(accumulate, own, compute)
     return _finish(case, inputs, scores, v, visible, softmax, DET, False, stored=own)
 
@@ -288,6 +308,8 @@ def _step(
         "v": inputs["v"][:, :, :keys],
         "visible": inputs["visible"][:, :, start:end, :keys],
     }
+    if case.alibi is not None:
+        call["distance"] = inputs["distance"][:, :, start:end, :keys]
     return replace(case, q_len=end - start, kv_len=keys, schedule=()), call
 
 
@@ -325,6 +347,19 @@ def _grouped(case: SdpaCase, inputs: Inputs) -> tuple[MidRad, MidRad, MidRad, Te
         k, v = (x.masked_fill(unseen.unsqueeze(-1), 0.0) for x in (k, v))
     rows = visible if group == 1 else visible.repeat(1, 1, group, 1)
     return MidRad(q), MidRad(k), MidRad(v), rows
+
+
+def _slopes(case: SdpaCase, inputs: Inputs) -> Tensor:
+    """[1, Hkv, G Lq, 1], the rows of `_grouped`."""
+    slopes = inputs["alibi"].to(torch.float64).reshape(1, case.kv_heads, -1, 1)
+    return slopes.repeat_interleave(inputs["q"].shape[2], 2)
+
+
+def _bias(case: SdpaCase, inputs: Inputs) -> MidRad:
+    """ALiBi's -slope * distance [B, Hkv, G Lq, Lk]: 24 bits times an integer, float64 holds it."""
+    distance = inputs["distance"].to(torch.float64)
+    distance = distance.repeat(1, 1, case.heads // case.kv_heads, 1)
+    return MidRad(-_slopes(case, inputs) * distance)
 
 
 def _finish(
