@@ -62,6 +62,9 @@ ANY_SUBJECT = (
     "softcap-ignored",
     "heads-tiled",
     "scale-plus-0.1%",
+    "alibi-ignored",
+    "alibi-of-the-next-head",
+    "alibi-off-by-one",
 )
 """What must be caught in attention of any declared arithmetic, within the dtypes or not."""
 
@@ -234,6 +237,16 @@ SHOWN_BY = {
     "heads-regrouped": {"heads": 6},
     "heads-left-out": {"heads": 6},
     "lse-transposed": {"lse": True},
+    **{
+        d.name: {"alibi": 8.0, "window": None}
+        for d in defects.load("sdpa")
+        if d.name.startswith("alibi")
+    },
+    "alibi-ignored-in-decode": {"alibi": 8.0, "schedule": (5, 1, 1, 1)},
+    "alibi-of-the-first-head": {"alibi": 8.0, "kv_heads": 1},
+    "alibi-of-the-first-rank": {"alibi": 8.0, "heads": 8},
+    "alibi-without-powers": {"alibi": 8.0, "heads": 6},
+    "alibi-symmetric": {"alibi": 8.0, "causal": False, "window": None},
 }
 """What a case needs besides, for this fault to be told from the others."""
 

@@ -83,6 +83,13 @@ def test_a_fault_cannot_be_declared_away(name):
     assert "the declared arithmetic gives" in (dishonest(hiding(name), case) or "")
 
 
+@pytest.mark.parametrize("name", ["alibi-ignored", "alibi-of-the-next-head", "alibi-off-by-one"])
+def test_a_fault_of_alibi_cannot_be_declared_away(name):
+    case = replace(LONG, dtype="float32", alibi=8.0)
+    assert dishonest(MATH, case) is None
+    assert "the declared arithmetic gives" in (dishonest(hiding(name), case) or "")
+
+
 def test_a_declaration_without_a_bound_is_none():
     def program(case, inputs, mode):
         out = MATH(case, inputs, mode)

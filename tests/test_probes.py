@@ -62,6 +62,7 @@ READINGS = (
     ("sdpa", "sink-dropped", "the sink weighs 0 keys, expected 0.01688"),
     ("sdpa", "heads-tiled", "reads values of request 1, kv head 1, expected request 1, kv head 0"),
     ("sdpa", "softcap-ignored", "the score of key 3 lies 1.5 above that of key 0, expected 1.27"),
+    ("sdpa", "alibi-ignored", "score of key 7 lies -0.5 above that of key 0, expected 3"),
     ("sdpa", "scale-plus-0.1%", "scores are 1.001 x what they should be"),
     ("mla", "last-key-missing", "position 6, head 0 sees keys 0..5 of request 0, expected 0..6"),
     ("mla", "prefix-ignored", "position 4, head 0 sees keys 4 of request 0, expected 0..4"),

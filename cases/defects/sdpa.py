@@ -226,7 +226,11 @@ def _past_the_end(case: SdpaCase, inputs: Inputs) -> Question | None:
     visible = torch.nn.functional.pad(inputs["visible"], (0, beyond))
     visible[..., -1:, case.kv_len :] = inputs["visible"][..., -1:, -1:]
     other = replace(case, kv_len=case.kv_len + beyond, schedule=())
-    return other, {**inputs, "k": k, "v": v, "visible": visible}
+    longer = {**inputs, "k": k, "v": v, "visible": visible}
+    if case.alibi is not None:
+        further = inputs["distance"][..., -1:] - torch.arange(1, beyond + 1).int()
+        longer["distance"] = torch.cat([inputs["distance"], further], -1)
+    return other, longer
 
 
 def _tail_of_one(case: SdpaCase, inputs: Inputs) -> Question | None:
@@ -248,11 +252,10 @@ def _dead_rows_average(case: SdpaCase, inputs: Inputs) -> Question | None:
     dead = _dead(inputs)
     if not bool(dead.any()) or case.sinks is not None:
         return None
-    return case, {
-        **inputs,
-        "q": inputs["q"].masked_fill(dead, 0.0),
-        "visible": inputs["visible"] | dead,
-    }
+    flat = {"q": inputs["q"].masked_fill(dead, 0.0), "visible": inputs["visible"] | dead}
+    if case.alibi is not None:
+        flat["distance"] = inputs["distance"].masked_fill(dead, 0)
+    return case, {**inputs, **flat}
 
 
 def _nan_where(rows: Callable[[SdpaCase, Inputs], torch.Tensor]) -> dict[str, Any]:
@@ -333,6 +336,97 @@ def _sink(change: Callable[[SdpaCase, torch.Tensor], torch.Tensor | None]) -> As
     return ask
 
 
+# ALiBi ---------------------------------------------------------------------------------------
+
+
+def _slopes(change: Callable[[SdpaCase, torch.Tensor], torch.Tensor | None]) -> Ask:
+    """Other slopes [heads] than those given; no fault where `change` gives none, or the same."""
+
+    def ask(case: SdpaCase, inputs: Inputs) -> Question | None:
+        right = None if case.alibi is None else inputs["alibi"].double()
+        wrong = None if right is None else change(case, right)
+        if wrong is None or torch.equal(wrong, inputs["alibi"].double()):
+            return None
+        return case, {**inputs, "alibi": wrong}
+
+    return ask
+
+
+def _distances(change: Callable[[SdpaCase, Inputs], torch.Tensor | None]) -> Ask:
+    """Other distances [batch, 1, q_len, kv_len]; no fault where `change` gives none."""
+
+    def ask(case: SdpaCase, inputs: Inputs) -> Question | None:
+        wrong = None if case.alibi is None else change(case, inputs)
+        return None if wrong is None else (case, {**inputs, "distance": wrong})
+
+    return ask
+
+
+def _slopes_without_powers(case: SdpaCase, slopes: torch.Tensor) -> torch.Tensor:
+    """2^(-8 i / n), whatever n is."""
+    assert case.alibi is not None
+    return torch.exp2(-case.alibi / case.heads * torch.arange(1, case.heads + 1).double())
+
+
+def _slopes_of_a_rank(case: SdpaCase, slopes: torch.Tensor) -> torch.Tensor | None:
+    """Two ranks of tensor parallelism have half of the heads each, both with the first slopes."""
+    if case.heads % 2:
+        return None
+    return slopes[: case.heads // 2].repeat(2)
+
+
+def _no_bias_in_decode(case: SdpaCase, inputs: Inputs) -> torch.Tensor | None:
+    """The bias has a position for each query, and is the same for all keys where there is one."""
+    single = [start for start, end, _ in case.steps() if end - start == 1]
+    if not single:
+        return None
+    distance = inputs["distance"].clone()
+    distance[:, :, single] = 0
+    return distance
+
+
+def _key_positions(inputs: Inputs) -> torch.Tensor:
+    """int [batch, 1, 1, kv_len], from 0 for the first slot."""
+    return inputs["distance"][:, :, :1, :1] - inputs["distance"][:, :, :1]
+
+
+def _from_first_key(case: SdpaCase, inputs: Inputs) -> torch.Tensor | None:
+    """slope * (position of the key) is added: the same weights, but not beside a sink."""
+    if case.sinks is None and not case.lse:
+        return None
+    return (-_key_positions(inputs)).expand_as(inputs["distance"])
+
+
+def _off_by_one(case: SdpaCase, inputs: Inputs) -> torch.Tensor | None:
+    """The last key is at distance 1: the same weights, but not beside a sink."""
+    return None if case.sinks is None and not case.lse else inputs["distance"] + 1
+
+
+def _symmetric(case: SdpaCase, inputs: Inputs) -> torch.Tensor | None:
+    """Keys of the future are lowered as those of the past are."""
+    distance = inputs["distance"]
+    return distance.abs() if bool((inputs["visible"] & (distance < 0)).any()) else None
+
+
+def _bias_capped(case: SdpaCase, inputs: Inputs) -> Question | None:
+    """The bias is added before the softcap: two more columns, (-slope i, slope) * (1, j)."""
+    if case.alibi is None or case.softcap is None:
+        return None
+    distance, group = inputs["distance"].double(), case.heads // case.kv_heads
+    slope = inputs["alibi"].double()[:, None, None] / case.softmax_scale
+    q, k = inputs["q"].double(), inputs["k"].double().repeat_interleave(group, 1)
+    row, key = -slope * distance[..., :1], _key_positions(inputs).double().mT
+    other = replace(
+        case, kv_heads=case.heads, head_dim=case.head_dim + 2, scale=case.softmax_scale, alibi=None
+    )
+    return other, {
+        **inputs,
+        "q": torch.cat([q, row, slope.expand_as(row)], -1),
+        "k": torch.cat([k, torch.ones_like(k[..., :1]), key.expand_as(k[..., :1])], -1),
+        "v": inputs["v"].repeat_interleave(group, 1),
+    }
+
+
 # Rounding ------------------------------------------------------------------------------------
 
 
@@ -341,7 +435,7 @@ def _says(case: SdpaCase, out: torch.Tensor, lse: torch.Tensor) -> Question:
     eye = torch.eye(case.q_len, dtype=torch.bool)
     other = replace(
         case, kv_len=case.q_len, kv_heads=case.heads, head_dim=1, scale=1.0, softcap=None,
-        sinks=None, schedule=(), kv_lens=None, q_lens=None,
+        sinks=None, schedule=(), kv_lens=None, q_lens=None, alibi=None,
     )  # fmt: skip
     return other, {
         "q": lse[..., None],
@@ -389,6 +483,8 @@ def _weights(case: SdpaCase, inputs: Inputs) -> list[tuple[torch.Tensor, torch.T
     scores = case.softmax_scale * (inputs["q"].double() @ k.mT)
     if case.softcap is not None:
         scores = case.softcap * torch.tanh(scores / case.softcap)
+    if case.alibi is not None:
+        scores = scores - inputs["alibi"].double()[:, None, None] * inputs["distance"]
     scores = scores.masked_fill(~inputs["visible"], -torch.inf)
     if case.sinks is not None:
         sink = inputs["sinks"].double()[None, :, None, None].expand(*scores.shape[:3], 1)
@@ -651,6 +747,92 @@ DEFECTS = (
         question=_sink(
             lambda case, sinks: sinks[:1].expand_as(sinks) if case.kv_heads == 1 else None
         ),
+    ),
+    Defect(
+        name="alibi-ignored",
+        bugs=(),
+        sentence="ALiBi ignored",
+        question=_without("alibi"),
+    ),
+    Defect(
+        name="alibi-ignored-in-decode",
+        bugs=("B046",),
+        sentence="ALiBi ignored where a step has a single query",
+        question=_distances(_no_bias_in_decode),
+    ),
+    Defect(
+        name="alibi-sign",
+        bugs=(),
+        sentence="ALiBi raises distant keys instead of lowering them",
+        question=_slopes(lambda case, slopes: -slopes),
+    ),
+    Defect(
+        name="alibi-scaled",
+        bugs=(),
+        sentence="ALiBi's bias multiplied by the softmax scale",
+        question=_slopes(lambda case, slopes: slopes * case.softmax_scale),
+    ),
+    Defect(
+        name="alibi-twice",
+        bugs=(),
+        sentence="ALiBi's bias added twice: to the scores, and in the mask",
+        question=_slopes(lambda case, slopes: 2 * slopes),
+    ),
+    Defect(
+        name="alibi-capped",
+        bugs=(),
+        sentence="ALiBi's bias added before the softcap",
+        question=_bias_capped,
+    ),
+    Defect(
+        name="alibi-of-the-next-head",
+        bugs=(),
+        sentence="ALiBi slope of the next head",
+        question=_slopes(lambda case, slopes: slopes.roll(-1)),
+    ),
+    Defect(
+        name="alibi-tiled",
+        bugs=(),
+        sentence="ALiBi slopes of as many heads as have keys, tiled over the query heads",
+        question=_slopes(lambda case, slopes: slopes[_order(case)] if case.kv_heads > 1 else None),
+    ),
+    Defect(
+        name="alibi-of-the-first-head",
+        bugs=("B078",),
+        sentence="ALiBi slope of the first head for all that share its keys",
+        question=_slopes(
+            lambda case, slopes: slopes[:1].expand_as(slopes) if case.kv_heads == 1 else None
+        ),
+    ),
+    Defect(
+        name="alibi-of-the-first-rank",
+        bugs=("B047",),
+        sentence="ALiBi slopes of the first half of the heads for both halves",
+        question=_slopes(_slopes_of_a_rank),
+    ),
+    Defect(
+        name="alibi-without-powers",
+        bugs=("B043",),
+        sentence="ALiBi slopes 2^(-8 i / heads), though heads is no power of two",
+        question=_slopes(_slopes_without_powers),
+    ),
+    Defect(
+        name="alibi-off-by-one",
+        bugs=("B045",),
+        sentence="ALiBi's distances off by one: the query's own position is at 1",
+        question=_distances(_off_by_one),
+    ),
+    Defect(
+        name="alibi-from-the-first-key",
+        bugs=(),
+        sentence="ALiBi's bias counted from the first key instead of back from the query",
+        question=_distances(_from_first_key),
+    ),
+    Defect(
+        name="alibi-symmetric",
+        bugs=(),
+        sentence="ALiBi lowers keys of the future too: the distance has lost its sign",
+        question=_distances(_symmetric),
     ),
     Defect(
         name="accumulated-in-dtype",

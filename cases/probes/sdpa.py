@@ -32,6 +32,8 @@ _SCORES: tuple[dict[str, Any], ...] = (
     {"q_len": 1},
     {"causal": True, "scale": 0.3},
     {"causal": True, "scale": 1.0, "softcap": 2.0},
+    {"causal": True, "alibi": 8.0, "heads": 6, "lse": True},
+    {"causal": True, "alibi": 8.0, "heads": 6},
 )
 
 
@@ -80,6 +82,8 @@ def _other_keys(
     if float(got.abs().max()) > 2 * case.batch * case.kv_heads:
         return f"{at} reads poison: padding, or a gap of the layout"
     seen, expected = weights.seen(got), (right > 0).nonzero().flatten().tolist()
+    if case.alibi is not None:  # far keys weigh less than what is taken for none
+        expected = weights.seen(right)
     if seen == expected:
         return None
     if beyond := [column for column in seen if column >= case.kv_len]:
@@ -113,6 +117,8 @@ def _other_weights(
             f"{at} reads values of request {others[0]}, kv head {others[1]}, expected request "
             f"{request}, kv head {(own - 1) % case.kv_heads}"
         )
+    if case.alibi is not None:
+        return f"{at}: {weights.scores(got, right, keys)}"
     if case.sinks is not None and case.values == "mask_probe":
         mass, logit = float(got.sum()) / own, float(inputs["sinks"][head])
         weighs = len(keys) * (1 / mass - 1) if mass else math.inf
@@ -122,7 +128,7 @@ def _other_weights(
 
 def _lse(case: SdpaCase, inputs: Inputs, observed: Mapping[str, torch.Tensor]) -> str | None:
     """The log-sum-exp as a number of keys, where scores are 0."""
-    if "lse" not in observed or case.values != "mask_probe":
+    if "lse" not in observed or case.values != "mask_probe" or case.alibi is not None:
         return None
     got, right = observed["lse"].double(), case.expected(inputs)["lse"]
     apart = (got - right).abs().nan_to_num(nan=0.0)
