@@ -62,7 +62,9 @@ def bound(
     its difference to the largest is rounded (2 u A), and exp adds 2 u and, in MLX, u |x| <= 2 u A
     (its argument times log2 e is rounded): e = (D+12) u A + 2 u relative to the weight, twice that
     and (2 n + 3) u after the two sums. One rounding to the dtype of q at the end. Weights below
-    2^-125 of the largest may be lost. lse errs by a weight's error, n u, and its rounding.
+    2^-125 of the largest may be lost. ALiBi's product and sum err by 2 u (A + slope * distance),
+    taken as two more of an A that is so much larger. lse errs by a weight's error, n u, and its
+    rounding.
     """
     sinks = options.get("sinks")
     dtype, head_dim, n = q.dtype, q.shape[-1], k.shape[2] + 1
@@ -71,11 +73,14 @@ def bound(
     size = size.masked_fill(~visible, 0.0).amax(dim=-1)
     if sinks is not None:
         size = torch.maximum(size, sinks.double().abs()[:, None])
+    steps = head_dim + 12
+    if options.get("alibi") is not None:
+        size, steps = size + options["alibi"][:, None] * options["distance"].abs().max(), steps + 2
     shown = visible.any(dim=-2)[:, 0, :, None].expand(-1, v.shape[2], v.shape[-1])[:, None]
     v = v.masked_fill(~shown, 0.0)
     weighed, _ = reference.sdpa(q, k, v.abs(), visible=visible, **options)
     exact, lse = reference.sdpa(q, k, v, visible=visible, **options)
-    e = (head_dim + 12) * size + 2
+    e = steps * size + 2
     out_bound = (2 * e + 2 * n + 4)[..., None] * UNIT * weighed + 2.0**-125 * v.abs().sum()
     info = torch.finfo(dtype)
     rounding = info.eps / 2 * (exact.abs() + out_bound) + info.smallest_normal * info.eps
@@ -160,6 +165,40 @@ def test_plain_agrees_with_reference(
     assert torch.equal(lse == -math.inf, expected_lse == -math.inf)
     apart = (lse.double() - expected_lse).nan_to_num().abs()
     assert (apart - allowed_lse).max() <= 0
+
+
+@given(drawn=attention(), softcap=st.sampled_from([None, 2.0]), with_sinks=st.booleans())
+def test_alibi_of_torch_agrees_with_reference(
+    drawn: Any, softcap: float | None, with_sinks: bool
+) -> None:
+    tensors, options = drawn
+    (batch, heads, q_len, _), kv_len = tensors["q"].shape, tensors["k"].shape[2]
+    alibi = reference.alibi_slopes(heads).float()
+    distance = reference.distances(
+        options["q_lens"] or [q_len] * batch, options["kv_lens"] or [kv_len] * batch,
+        q_len, kv_len, side=options["side"],
+    )[:, None]  # fmt: skip
+    sinks = torch.linspace(-1, 3, heads).to(tensors["q"].dtype) if with_sinks else None
+    biased: dict[str, Any] = {
+        "visible": visible_of(tensors, options), "softcap": softcap, "sinks": sinks,
+        "alibi": alibi, "distance": distance,
+    }  # fmt: skip
+    expected, expected_lse = reference.sdpa(**tensors, **biased)
+    out, lse = attend(
+        "torch", **tensors, **options, softcap=softcap, sinks=sinks, alibi=alibi, return_lse=True
+    )
+    allowed, allowed_lse = bound(**tensors, **biased)
+    assert ((out.double() - expected).abs() - allowed).max() <= 0
+    assert torch.equal(lse == -math.inf, expected_lse == -math.inf)
+    apart = (lse.double() - expected_lse).nan_to_num().abs()
+    assert (apart - allowed_lse).max() <= 0
+
+
+def test_alibi_of_the_wrong_size_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"alibi has shape \(3,\), expected \(2,\): pass"):
+        torch_sdpa.lower_right_sdpa(ONES, ONES, ONES, alibi=torch.ones(3))
+    with pytest.raises(ValueError, match=r"path='fused' has no softcap.*pass"):
+        torch_sdpa.lower_right_sdpa(ONES, ONES, ONES, alibi=torch.ones(2), path="fused")
 
 
 @each_runtime

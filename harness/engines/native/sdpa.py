@@ -22,6 +22,7 @@ DTYPES = ("float32", "bfloat16", "float16")
 FUSED = frozenset({"causal", "window", "scale", "kv_lens", "q_lens", "side", "layout", "schedule"})
 PLAIN = FUSED | {"softcap", "sinks", "lse"}
 DECODE = frozenset({"causal", "window", "scale", "kv_lens", "side", "layout", "softcap", "sinks"})
+BIASED = frozenset({"alibi"})
 
 
 def _lower_right(
@@ -40,6 +41,7 @@ def _lower_right(
                 window=case.window,
                 softcap=case.softcap,
                 sinks=t.get("sinks"),
+                **_biased(case, t),
                 scale=case.scale,
                 q_lens=case.q_lens,
                 kv_lens=case.kv_lens,
@@ -69,12 +71,18 @@ def _decode(kernels: ModuleType, path: str) -> Callable[[SdpaCase, Tensors], Ten
             window=case.window,
             softcap=case.softcap,
             sinks=t.get("sinks"),
+            **_biased(case, t),
             scale=case.scale,
             path=path,
         )
         return {"out": out}
 
     return run
+
+
+def _biased(case: SdpaCase, t: Tensors) -> Tensors:
+    """The kernels for MLX have no ALiBi, nor such an argument."""
+    return {} if case.alibi is None else {"alibi": t["alibi"]}
 
 
 def _not_causal(case: SdpaCase) -> str | None:
@@ -102,6 +110,8 @@ def _as_called(program: Program) -> Program:
             part["q"] = inputs["q"][:, :, start:end]
             part["k"], part["v"] = (inputs[name][:, :, kept] for name in ("k", "v"))
             part["visible"] = inputs["visible"][:, :, start:end, kept]
+            if case.alibi is not None:
+                part["distance"] = inputs["distance"][:, :, start:end, kept]
             outs.append(program(step, part, mode))
         return {name: cat([out[name] for out in outs], dim=2) for name in outs[0]}
 
@@ -136,7 +146,7 @@ SUBJECTS: tuple[Subject, ...] = (
     Subject(
         name="native.sdpa.torch_plain",
         run=_lower_right(torch_kernels, torch.cat, "plain"),
-        claims=PLAIN,
+        claims=PLAIN | BIASED,
         dtypes=DTYPES,
         lanes=("cpu", "amx", "mps", "cuda"),
         programs={"cpu": TORCH_PLAIN},
@@ -145,14 +155,14 @@ SUBJECTS: tuple[Subject, ...] = (
     Subject(
         name="native.sdpa.torch_auto",
         run=_lower_right(torch_kernels, torch.cat, "auto"),
-        claims=PLAIN,
+        claims=PLAIN | BIASED,
         dtypes=DTYPES,
         lanes=("mps", "cuda"),
     ),
     Subject(
         name="native.sdpa.torch_decode",
         run=_decode(torch_kernels, "plain"),
-        claims=DECODE,
+        claims=DECODE | BIASED,
         dtypes=DTYPES,
         lanes=("cpu", "amx", "mps", "cuda"),
         programs={"cpu": TORCH_PLAIN},

@@ -30,13 +30,21 @@ def _stepwise(attend: Attend) -> Callable[[SdpaCase, Tensors], Tensors]:
                 t["q"][:, :, start:end],
                 t["k"][:, :, :keys],
                 t["v"][:, :, :keys],
-                t["visible"][:, :, start:end, :keys],
+                _mask(case, t)[:, :, start:end, :keys],
             )
             for start, end, keys in case.steps()
         ]
         return {"out": torch.cat(outs, 2)}
 
     return run
+
+
+def _mask(case: SdpaCase, t: Tensors) -> Any:
+    """What is visible; with ALiBi, its bias in float32, which torch takes beside any dtype."""
+    if case.alibi is None:
+        return t["visible"]
+    bias = -t["alibi"][:, None, None] * t["distance"]
+    return bias.masked_fill(~t["visible"], -torch.inf)
 
 
 def _pinned(backend: SDPBackend, mask: Callable[[Any, torch.dtype], Any] | None = None) -> Attend:
@@ -55,6 +63,8 @@ def _pinned(backend: SDPBackend, mask: Callable[[Any, torch.dtype], Any] | None 
 
 
 def _additive(visible: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    if visible.is_floating_point():
+        return visible
     return torch.zeros(visible.shape, dtype=dtype, device=visible.device).masked_fill(
         ~visible, -torch.inf
     )
@@ -96,7 +106,7 @@ def _flash_with_lse(case: SdpaCase, t: Tensors) -> Tensors:
         t["v"].repeat_interleave(group, 1),
         0.0,
         False,
-        attn_mask=_additive(t["visible"], t["q"].dtype),
+        attn_mask=_additive(_mask(case, t), t["q"].dtype),
         scale=case.softmax_scale,
     )
     return {"out": out, **({"lse": lse} if case.lse else {})}
@@ -104,13 +114,18 @@ def _flash_with_lse(case: SdpaCase, t: Tensors) -> Tensors:
 
 def _flex(call: Callable[..., Any]) -> Callable[[SdpaCase, Tensors], Tensors]:
     def run(case: SdpaCase, t: Tensors) -> Tensors:
-        visible, cap = t["visible"][:, 0], case.softcap or 1.0
+        visible, cap = t["visible"][:, 0], case.softcap
+        slopes, distance = t.get("alibi"), t.get("distance")
 
         def see(b: Any, h: Any, i: Any, j: Any) -> Any:
             return visible[b, i, j]
 
-        def capped(score: Any, b: Any, h: Any, i: Any, j: Any) -> Any:
-            return cap * torch.tanh(score / cap)
+        def changed(score: Any, b: Any, h: Any, i: Any, j: Any) -> Any:
+            if cap is not None:
+                score = cap * torch.tanh(score / cap)
+            if slopes is not None and distance is not None:
+                score = score - slopes[h] * distance[b, 0, i, j]
+            return score
 
         mask = flex_attention.create_block_mask(
             see, case.batch, None, case.q_len, case.kv_len, device=str(visible.device)
@@ -119,7 +134,7 @@ def _flex(call: Callable[..., Any]) -> Callable[[SdpaCase, Tensors], Tensors]:
             t["q"],
             t["k"],
             t["v"],
-            score_mod=None if case.softcap is None else capped,
+            score_mod=None if case.softcap is None and case.alibi is None else changed,
             block_mask=mask,
             scale=case.scale,
             enable_gqa=True,
@@ -160,13 +175,14 @@ MATH = programs.program(programs.TORCH_MATH)
 FLASH_PROGRAM = programs.program(programs.torch_flash())
 FLEX = programs.program(programs.with_torch_matmul(programs.TORCH_FLEX))
 MASKED = frozenset({"causal", "window", "scale", "kv_lens", "q_lens", "side", "layout", "schedule"})
+ADDED = MASKED | {"alibi"}
 PLAIN = frozenset({"causal", "scale", "layout"})
 
 SUBJECTS = (
     Subject(
         name="torch.sdpa.math",
         run=_stepwise(_pinned(SDPBackend.MATH)),
-        claims=MASKED,
+        claims=ADDED,
         dtypes=DTYPES,
         lanes=LANES,
         programs={"cpu": MATH},
@@ -184,7 +200,7 @@ SUBJECTS = (
     Subject(
         name="torch.sdpa.flash_additive_mask",
         run=_stepwise(_pinned(SDPBackend.FLASH_ATTENTION, _additive)),
-        claims=MASKED,
+        claims=ADDED,
         dtypes=DTYPES,
         lanes=("cpu", "amx"),
         programs={"cpu": FLASH_PROGRAM},
@@ -193,7 +209,7 @@ SUBJECTS = (
     Subject(
         name="torch.sdpa.flash_lse",
         run=_flash_with_lse,
-        claims=MASKED - {"schedule"} | {"lse"},
+        claims=ADDED - {"schedule"} | {"lse"},
         dtypes=DTYPES,
         lanes=("cpu", "amx"),
         programs={"cpu": FLASH_PROGRAM},
@@ -221,7 +237,7 @@ SUBJECTS = (
     Subject(
         name="torch.sdpa.flex_eager",
         run=_flex(_eager),
-        claims=MASKED - {"schedule"} | {"softcap", "lse"},
+        claims=ADDED - {"schedule"} | {"softcap", "lse"},
         dtypes=DTYPES,
         lanes=LANES,
         programs={"cpu": FLEX},

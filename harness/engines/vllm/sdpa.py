@@ -17,7 +17,7 @@ DTYPES = ("float32", "bfloat16", "float16")
 NAMES = frozenset(
     {
         "causal", "window", "sinks", "softcap", "scale", "kv_lens", "q_lens", "side", "schedule",
-        "page_size", "poison",
+        "page_size", "poison", "alibi",
     }
 )  # fmt: skip
 VEC = Claims(NAMES, head_dims=(32, 64, 96, 128, 256), pages=(32, 64, 96, 128), cached=True)
@@ -134,7 +134,7 @@ def _kernel(isa: str, page: int) -> Callable[[SdpaCase, Tensors], Tensors]:
                 seq_lens=call.seq_lens,
                 scale=case.softmax_scale,
                 causal=case.causal,
-                alibi_slopes=None,
+                alibi_slopes=t.get("alibi"),
                 sliding_window=case.window or -1,
                 block_table=table,
                 softcap=case.softcap or 0.0,
@@ -168,7 +168,7 @@ def _backend(case: SdpaCase, t: Tensors) -> Tensors:
             head_size=case.head_dim,
             scale=case.softmax_scale,
             num_kv_heads=case.kv_heads,
-            alibi_slopes=None,
+            alibi_slopes=None if case.alibi is None else t["alibi"].tolist(),
             sliding_window=case.window,
             kv_cache_dtype="auto",
             logits_soft_cap=case.softcap,

@@ -60,12 +60,19 @@ def check_side(side: str) -> None:
 
 
 def check_attention(
-    q: Shape, k: Shape, v: Shape, *, softcap: float | None, sinks: Shape | None
+    q: Shape,
+    k: Shape,
+    v: Shape,
+    *,
+    softcap: float | None,
+    sinks: Shape | None,
+    alibi: Shape | None = None,
 ) -> None:
     """Refuse shapes that do not fit together, and a softcap that caps nothing.
 
     Raises:
-        ValueError: see above; shapes are `[batch, heads, length, head_dim]`, sinks `[heads]`.
+        ValueError: see above; shapes are `[batch, heads, length, head_dim]`, sinks and alibi
+            `[heads]`.
     """
     for name, shape in (("q", q), ("k", k), ("v", v)):
         if len(shape) != 4:
@@ -91,6 +98,10 @@ def check_attention(
     if sinks is not None and tuple(sinks) != (q[1],):
         raise ValueError(
             f"sinks has shape {tuple(sinks)}, expected ({q[1]},): pass one logit per query head"
+        )
+    if alibi is not None and tuple(alibi) != (q[1],):
+        raise ValueError(
+            f"alibi has shape {tuple(alibi)}, expected ({q[1]},): pass one slope per query head"
         )
 
 

@@ -70,6 +70,41 @@ def ragged_mask(
     """
     check_window(window, causal=causal)
     check_side(side)
+    rows, keys, row, key = _positions(q_lens, kv_lens, q_len, kv_len, batch, side, device)
+    valid = (row >= 0) & (row < rows) & (key >= 0) & (key < keys)
+    return valid & _band(keys - rows + row, key, window) if causal else valid
+
+
+def distances(
+    q_lens: Counts | None,
+    kv_lens: Counts | None,
+    q_len: int,
+    kv_len: int,
+    *,
+    batch: int,
+    side: str = "right",
+    device: torch.device | str | None = None,
+) -> Tensor:
+    """Position of each query minus that of each key, as `ragged_mask` counts: int64, of its shape.
+
+    Raises:
+        ValueError: counts out of range, an unknown side.
+    """
+    check_side(side)
+    rows, keys, row, key = _positions(q_lens, kv_lens, q_len, kv_len, batch, side, device)
+    return keys - rows + row - key
+
+
+def _positions(
+    q_lens: Counts | None,
+    kv_lens: Counts | None,
+    q_len: int,
+    kv_len: int,
+    batch: int,
+    side: str,
+    device: torch.device | str | None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """(queries, keys) of each request, `[batch, 1, 1, 1]`; (row, key) within it, of each slot."""
     device = torch.device("cpu") if device is None else torch.device(device)
     rows = _counts("q_lens", [q_len] * batch if q_lens is None else q_lens, batch, q_len, device)
     keys = _counts(
@@ -80,8 +115,7 @@ def ragged_mask(
     if side == "left":
         row = row - (q_len - rows)
         key = key - (kv_len - keys)
-    valid = (row >= 0) & (row < rows) & (key >= 0) & (key < keys)
-    return valid & _band(keys - rows + row, key, window) if causal else valid
+    return rows, keys, row, key
 
 
 def _band(position: Tensor, key: Tensor, window: int | None) -> Tensor:

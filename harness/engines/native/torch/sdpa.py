@@ -14,7 +14,7 @@ from harness.engines.native.arguments import (
     check_side,
     check_window,
 )
-from harness.engines.native.torch.banded_mask import Counts, banded_mask, ragged_mask
+from harness.engines.native.torch.banded_mask import Counts, banded_mask, distances, ragged_mask
 
 ROWS = 256
 """Queries per block of the plain path: bounds its scores to `ROWS * kv_len` per head."""
@@ -30,6 +30,7 @@ def lower_right_sdpa(
     window: int | None = ...,
     softcap: float | None = ...,
     sinks: Tensor | None = ...,
+    alibi: Tensor | None = ...,
     scale: float | None = ...,
     q_lens: Counts | None = ...,
     kv_lens: Counts | None = ...,
@@ -47,6 +48,7 @@ def lower_right_sdpa(
     window: int | None = ...,
     softcap: float | None = ...,
     sinks: Tensor | None = ...,
+    alibi: Tensor | None = ...,
     scale: float | None = ...,
     q_lens: Counts | None = ...,
     kv_lens: Counts | None = ...,
@@ -63,6 +65,7 @@ def lower_right_sdpa(
     window: int | None = None,
     softcap: float | None = None,
     sinks: Tensor | None = None,
+    alibi: Tensor | None = None,
     scale: float | None = None,
     q_lens: Counts | None = None,
     kv_lens: Counts | None = None,
@@ -81,13 +84,15 @@ def lower_right_sdpa(
     scale: of the scores, 1 / sqrt(D) if None. softcap: `softcap * tanh(score / softcap)`, after the
         scale, before the mask. sinks `[H]`: logits of one more key, of value 0, neither scaled nor
         capped.
+    alibi `[H]`: slopes; `-slope * (position of the query - position of the key)` joins the score
+        after the softcap, positions as the causal rule counts them, within the request.
     return_lse: also the natural log of the softmax denominator, sink included, `[B, H, Lq]`.
 
     A row that sees no key is zero; its lse is -inf, or the sink.
 
     **Paths.** "fused" is `F.scaled_dot_product_attention`, with no mask, `is_causal` or a boolean
     mask: torch's arithmetic, by its backend. "plain" is ours, and does everything. "auto" takes
-    fused unless softcap, sinks or lse ask for plain.
+    fused unless softcap, sinks, ALiBi or lse ask for plain.
 
     **Arithmetic of plain**, in C = fp32 (fp64 for fp64 inputs), on inputs that are widened exactly:
 
@@ -95,6 +100,7 @@ def lower_right_sdpa(
                                        from the scale: of the number to C, of the product
         s = tanh(s / softcap) * softcap             each operation rounded to C (on CUDA, torch
                                                     divides by the rounded 1 / softcap)
+        s = s - slope * distance                    the product and the difference rounded to C
         m = max(visible s, sink)                    exact
         p = exp(s - m), exp(sink - m)               the difference and exp rounded to C
         z = sum p                                   in C, any order
@@ -109,13 +115,20 @@ def lower_right_sdpa(
             path="fused" with a feature that only plain has.
     """
     check_attention(
-        q.shape, k.shape, v.shape, softcap=softcap, sinks=None if sinks is None else sinks.shape
+        q.shape,
+        k.shape,
+        v.shape,
+        softcap=softcap,
+        sinks=None if sinks is None else sinks.shape,
+        alibi=None if alibi is None else alibi.shape,
     )
     check_window(window, causal=causal)
     check_side(side)
-    plain_only = softcap is not None or sinks is not None or return_lse
+    plain_only = return_lse or any(x is not None for x in (softcap, sinks, alibi))
     if path == "fused" and plain_only:
-        raise ValueError("path='fused' has no softcap, sinks or lse: pass path='auto' or 'plain'")
+        raise ValueError(
+            "path='fused' has no softcap, sinks, ALiBi or lse: pass path='auto' or 'plain'"
+        )
     if path not in ("auto", "fused", "plain"):
         raise ValueError(f"path={path!r} must be 'auto', 'fused' or 'plain'")
 
@@ -134,7 +147,13 @@ def lower_right_sdpa(
         k, v = k.masked_fill(hidden, 0.0), v.masked_fill(hidden, 0.0)
 
     if plain_only or path == "plain":
-        out, lse = _plain(q, k, v, visible, scale, softcap, sinks)
+        bias = None
+        if alibi is not None:
+            apart = distances(
+                q_lens, kv_lens, q_len, k.shape[2], batch=len(q), side=side, device=q.device
+            )
+            bias = alibi, apart
+        out, lse = _plain(q, k, v, visible, scale, softcap, sinks, bias)
         return (out, lse) if return_lse else out
     return _fused(q, k, v, visible, scale)
 
@@ -147,6 +166,7 @@ def ragged_decode(
     window: int | None = None,
     softcap: float | None = None,
     sinks: Tensor | None = None,
+    alibi: Tensor | None = None,
     scale: float | None = None,
     path: Literal["auto", "fused", "plain"] = "auto",
 ) -> Tensor:
@@ -185,6 +205,7 @@ def ragged_decode(
         window=window,
         softcap=softcap,
         sinks=sinks,
+        alibi=alibi,
         scale=scale,
         # A request of fewer than n tokens has fewer than n queries, its last ones.
         q_lens=[min(n, length) for length in lengths],
@@ -249,8 +270,12 @@ def _plain(
     scale: float,
     softcap: float | None,
     sinks: Tensor | None,
+    bias: tuple[Tensor, Tensor] | None,
 ) -> tuple[Tensor, Tensor]:
-    """Output in q's dtype and lse in the accumulation dtype, a block of rows at a time."""
+    """Output in q's dtype and lse in the accumulation dtype, a block of rows at a time.
+
+    bias: slopes `[H]` and distances `[B, 1, Lq, Lk]`, multiplied block by block.
+    """
     batch, heads, q_len, head_dim = q.shape
     kv_heads = k.shape[1]
     wide = torch.float64 if q.dtype == torch.float64 else torch.float32
@@ -265,6 +290,10 @@ def _plain(
         scores = (grouped[:, :, :, rows] @ k.mT) * scale
         if softcap is not None:
             scores = torch.tanh(scores / softcap) * softcap
+        if bias is not None:
+            slopes, apart = bias
+            slope = slopes.to(wide).reshape(kv_heads, heads // kv_heads, 1, 1)
+            scores = scores - slope * apart[:, :, None, rows].to(wide)
         if visible is not None:
             seen = visible[..., rows, :]
             seen = seen[:, :, None] if seen.ndim == 4 else seen
