@@ -1,4 +1,4 @@
-"""The attention functions that transformers' models call: eager of three models, sdpa, flex."""
+"""The attention functions that transformers' models call: eager of five models, sdpa, flex."""
 
 import warnings
 from collections.abc import Callable
@@ -9,9 +9,11 @@ import torch
 from torch.nn.attention.flex_attention import create_block_mask
 from transformers import masking_utils
 from transformers.integrations import flex_attention, sdpa_attention
+from transformers.models.bloom import modeling_bloom
 from transformers.models.gemma2 import modeling_gemma2
 from transformers.models.gpt_oss import modeling_gpt_oss
 from transformers.models.llama import modeling_llama
+from transformers.models.mpt import modeling_mpt
 
 from cases.sdpa import SdpaCase
 from harness.programs import sdpa as programs
@@ -56,6 +58,99 @@ def _stepwise(
         return {"out": torch.cat(outs, 2)}
 
     return run
+
+
+def _with_alibi(attend: Callable[..., torch.Tensor]) -> Callable[[SdpaCase, Tensors], Tensors]:
+    """Likewise, of the models whose attention has a kv head for each query head."""
+
+    def run(case: SdpaCase, t: Tensors) -> Tensors:
+        group = case.heads // case.kv_heads
+        k, v = (t[name].repeat_interleave(group, 1) for name in ("k", "v"))
+        outs = [
+            attend(
+                case,
+                t["q"][:, :, start:end],
+                k[:, :, :keys],
+                v[:, :, :keys],
+                t["visible"][:, :, start:end, :keys],
+                t.get("alibi"),
+            )
+            for start, end, keys in case.steps()
+        ]
+        return {"out": torch.cat(outs, 2)}
+
+    return run
+
+
+def _bloom(
+    case: SdpaCase, q: Any, k: Any, v: Any, visible: Any, slopes: torch.Tensor | None
+) -> torch.Tensor:
+    """BloomAttention between its linear layers; the bias as `build_alibi_tensor` makes it."""
+    batch, heads, q_len, keys = *q.shape[:3], k.shape[2]
+    if slopes is None:
+        slopes = torch.zeros(heads, device=q.device)
+    first = [case.first_key(b) for b in range(batch)]
+    position = torch.arange(keys)[None] - torch.tensor(first)[:, None]
+    bias = slopes[:, None] * position.clamp_min(0)[:, None].to(q.device)
+    module: Any = SimpleNamespace(
+        query_key_value=lambda x: x,
+        _reshape=lambda x: (q, k, v),
+        _merge_heads=lambda x: x.view(batch, heads, q_len, -1).transpose(1, 2).flatten(2),
+        dense=lambda x: x,
+        attention_dropout=lambda x: x,
+        hidden_dropout=0.0,
+        training=False,
+        num_heads=heads,
+        head_dim=q.shape[3],
+        inv_norm_factor=case.softmax_scale,
+        beta=1.0,
+        layer_idx=0,
+        pretraining_tp=1,
+        slow_but_exact=False,
+    )
+    hidden = q.transpose(1, 2).flatten(2)
+    out, _ = modeling_bloom.BloomAttention.forward(
+        module,
+        hidden,
+        torch.zeros_like(hidden),
+        bias.reshape(batch * heads, 1, keys).to(q.dtype),
+        _eager(case, q, visible),
+        layer_past=_held(k, v),
+    )
+    return out.view(batch, q_len, heads, -1).transpose(1, 2)
+
+
+def _mpt(
+    case: SdpaCase, q: Any, k: Any, v: Any, visible: Any, slopes: torch.Tensor | None
+) -> torch.Tensor:
+    """MptAttention between its linear layers; the bias as `build_mpt_alibi_tensor` makes it."""
+    batch, heads, q_len, keys = *q.shape[:3], k.shape[2]
+    position = torch.arange(1 - keys, 1, dtype=torch.int32, device=q.device)
+    bias: Any = None if slopes is None else position * slopes[:, None, None]
+    module: Any = SimpleNamespace(
+        Wqkv=lambda x: torch.cat([x, x, x], -1),  # keys and values are those of the cache
+        out_proj=lambda x: x,
+        clip_qkv=None,
+        n_heads=heads,
+        head_dim=q.shape[3],
+        softmax_scale=case.softmax_scale,
+        attn_dropout_p=0.0,
+        training=False,
+        layer_idx=0,
+    )
+    out, _ = modeling_mpt.MptAttention.forward(
+        module,
+        q.transpose(1, 2).flatten(2),
+        bias,
+        _held(k, v),
+        ~visible,
+    )
+    return out.view(batch, q_len, heads, -1).transpose(1, 2)
+
+
+def _held(k: torch.Tensor, v: torch.Tensor) -> Any:
+    """A cache that has the step's keys already."""
+    return SimpleNamespace(update=lambda *_, **__: (k, v), get_seq_length=lambda: k.shape[2])
 
 
 def _no_sinks(case: SdpaCase, q: torch.Tensor) -> torch.Tensor:
@@ -112,6 +207,16 @@ def _flex_eager(*args: Any, **more: Any) -> tuple[torch.Tensor, Any]:
         return flex_attention.flex_attention_forward(*args, **more)
 
 
+def _biased(name: str, attend: Callable[..., torch.Tensor]) -> Subject:
+    return Subject(
+        name=f"transformers.sdpa.{name}",
+        run=_with_alibi(attend),
+        claims=CLAIMS | {"alibi"},
+        dtypes=DTYPES,
+        lanes=LANES,
+    )
+
+
 def _subject(name: str, attend: Any, mask: Mask, program: Program | None, **more: Any) -> Subject:
     return Subject(
         name=f"transformers.sdpa.{name}",
@@ -155,4 +260,6 @@ SUBJECTS = (
         programs.program(_on_torch(programs.TORCH_FLEX)),
         claims=CLAIMS - {"schedule"} | {"softcap"},
     ),
+    _biased("bloom_eager", _bloom),
+    _biased("mpt_eager", _mpt),
 )
