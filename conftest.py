@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import settings
 
 from harness import corpus, engines, gate, lane, machine, profiles, rundir
 from harness.campaign import Absent, Campaign
@@ -19,6 +20,10 @@ from reports import matrix
 
 ROOT = Path(__file__).resolve().parent
 RUNS = ROOT / "reports" / "out" / "runs"
+
+# Tests ask the same every time, and none fails because the machine was busy.
+settings.register_profile("parity", deadline=None, derandomize=True, database=None)
+settings.load_profile("parity")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
