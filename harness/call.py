@@ -5,6 +5,7 @@ Runs in this process or in a worker: imports nothing but the harness and torch.
 
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
+from typing import Any
 
 import torch
 
@@ -30,8 +31,9 @@ def call(
     """What the subject says: outputs by name, on the CPU.
 
     again: ask twice, the second time with the path proof; both answers must have the same bits.
-        Before that the same shapes are asked with other values, every number negated: what a kernel
-        keeps of an earlier call (a packed weight, a table, a workspace) must not be seen in this.
+        Before that the same shapes are asked with other values, every number negated, and then the
+        first answer is asked of the same tensors, overwritten: what a kernel keeps of an earlier
+        call (a packed weight, a table, a workspace), by shape or by address, must not be seen.
 
     Raises:
         Wrong: the answer breaks the contract.
@@ -40,20 +42,27 @@ def call(
     """
     runtime = runtimes.load(subject.runtime)
     answers, sent = [], {}
+    earlier: dict[str, Any] = {}
     if again:
         with runtime.on(device):
-            other = {name: runtime.send(_negated(x), device) for name, x in inputs.items()}
+            earlier = {name: runtime.send(_negated(x), device) for name, x in inputs.items()}
             with timed():
-                _outputs(subject, case, other, runtime, device)
+                _outputs(subject, case, earlier, runtime, device)
+    problem = None
     for traced in (False, True)[: 1 + again]:
         with runtime.on(device):
-            sent = {name: runtime.send(x, device) for name, x in inputs.items()}
+            sent = {
+                name: runtime.refill(earlier[name], x, device)
+                if name in earlier and not traced
+                else runtime.send(x, device)
+                for name, x in inputs.items()
+            }
             with timed():
                 run = _traced if traced else _outputs
                 answers.append(run(subject, case, sent, runtime, device))
-    problem = contract.broken(case, answers[0]) or contract.changed(
-        inputs, {name: runtime.fetch(x) for name, x in sent.items()}
-    )
+        after = {name: runtime.fetch(x) for name, x in sent.items()}
+        problem = problem or contract.changed(inputs, after)
+    problem = contract.broken(case, answers[0]) or problem
     if problem is None and again:
         problem = contract.same(*answers)
     if problem:

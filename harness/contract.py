@@ -30,9 +30,15 @@ def broken(case: Case, observed: Mapping[str, torch.Tensor]) -> str | None:
 
 
 def changed(before: Inputs, after: Mapping[str, torch.Tensor]) -> str | None:
-    """The input that the subject wrote into, as a sentence, or None. NaN equals NaN here."""
+    """The input that the subject wrote into, as a sentence, or None. NaN equals NaN here.
+
+    Where the tensors lie in memory alike, the gaps between strides are compared too.
+    """
     for name, x in before.items():
-        if not torch.equal(_bits(x), _bits(after[name])):
+        y = after[name]
+        if _laid_out(x) == _laid_out(y):
+            x, y = _memory(x), _memory(y)
+        if not torch.equal(_bits(x), _bits(y)):
             return f"the subject changed its input {name}"
     return None
 
@@ -44,6 +50,14 @@ def same(first: Mapping[str, torch.Tensor], second: Mapping[str, torch.Tensor]) 
         if y is None or x.shape != y.shape or not torch.equal(_bits(x), _bits(y)):
             return f"{name} differs between two calls with the same inputs"
     return None
+
+
+def _laid_out(x: torch.Tensor) -> tuple[object, ...]:
+    return x.shape, x.stride(), x.storage_offset(), x.untyped_storage().nbytes()
+
+
+def _memory(x: torch.Tensor) -> torch.Tensor:
+    return torch.empty(0, dtype=x.dtype).set_(x.untyped_storage())
 
 
 def _bits(x: torch.Tensor) -> torch.Tensor:

@@ -203,9 +203,9 @@ def answer(
         Exception: what `harness.call` raises.
     """
     clock = clock or _Clock()
-    device, again = cell.presence.device or "", case.seed % AGAIN == 0
+    device = cell.presence.device or ""
     if cell.place is None:
-        return call(cell.subject, case, inputs, device, clock.of_subject, again=again)
+        return call(cell.subject, case, inputs, device, clock.of_subject, again=_again(case))
     reply = _worker(cell.place).ask(_request(case, cell, cell.place))
     clock.subject += reply.ms
     match reply.outcome:
@@ -233,6 +233,11 @@ def plan(asked: Iterable[Case], cell: Cell) -> None:
         )
 
 
+def _again(case: Case) -> bool:
+    """Whether this case is one of those that are looked at in every way."""
+    return case.seed % AGAIN == 0
+
+
 def _worker(place: client.Place) -> client.Worker:
     return client.worker(place.environment, place.command)
 
@@ -244,7 +249,7 @@ def _request(case: Case, cell: Cell, place: client.Place) -> client.Request:
         subject=cell.subject.name,
         case=case,
         device=cell.presence.device or "",
-        again=case.seed % AGAIN == 0,
+        again=_again(case),
     )
 
 
@@ -287,16 +292,22 @@ def _verdict(
 
     own = timed(cell.program, mode)
     verdict = compare(observed, own, keep)
-    if verdict.allowed:
+    if verdict.allowed and not (cell.replicated and _again(case)):
         return record(Status.AGREE, verdict)
-    said = _told(case, inputs, verdict, observed, own, keep)
     bound = timed(cell.envelope, DET)
     outside = compare(observed, bound, keep)
+    if not outside.elements:
+        return record(Status.VACUOUS, outside, f"the dtypes of {case.dtype} bound no element of it")
+    if verdict.allowed and outside.allowed:
+        return record(Status.AGREE, verdict)
+    said = _told(case, inputs, verdict, observed, own, keep)
     fault = faults.name(case, inputs, observed, bound, cell.dictionary)
     if fault:
         return record(Status.DISAGREE, verdict, f"{fault}; {said}", fault.defect.name)
     if not outside.allowed:
         said = _told(case, inputs, outside, observed, bound, keep)
+        if verdict.allowed:
+            said = f"the declared arithmetic allows what no arithmetic of {case.dtype} does; {said}"
         return record(Status.DISAGREE, outside, said)
     if mode is PROB and compare(observed, timed(cell.program, DET), keep).allowed:
         again = _repeats(case, cell)

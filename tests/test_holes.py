@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from cases.sdpa import SdpaCase
-from harness import gate
+from harness import gate, programs
 from harness.arithmetic.midrad import MidRad
 from harness.compare import Verdict, compare
 from harness.power import planted
@@ -208,12 +208,20 @@ def subjects() -> Iterator[tuple[str, Any, str]]:
 
     yield "changes-its-inputs", changes, "the subject changed its input q"
 
+    def spills(case: Any, t: Any) -> Any:
+        answer, kept = RIGHT(case, t), t["k"].clone()
+        torch.empty(0).set_(t["k"].untyped_storage()).fill_(7.0)
+        t["k"].copy_(kept)
+        return answer
+
+    yield "writes-beside-its-inputs", spills, "the subject changed its input k"
+
 
 @pytest.mark.parametrize(
     ("run", "said"), [pytest.param(run, said, id=name) for name, run, said in subjects()]
 )
 def test_a_subject_of_the_breaker_is_rejected(run, said):
-    record = put(run)
+    record = put(run, replace(CASE, layout="sliced"))
     assert record.status is Status.DISAGREE
     assert said in record.why
 
@@ -242,6 +250,54 @@ def test_an_answer_that_depends_on_the_call_before_is_rejected():
     record = found(run)
     assert record is not None
     assert record.status in (Status.DISAGREE, Status.ERROR)
+
+
+def test_what_is_kept_by_address_is_rejected():
+    """A packed weight, say, that is not packed again when the weight was written into."""
+    packed: dict[Any, Any] = {}
+
+    def run(case: Any, t: Any) -> Any:
+        k = t["k"]
+        kept = packed.setdefault((k.data_ptr(), k.shape), k.clone())
+        return RIGHT(case, {**t, "k": kept})
+
+    record = put(run, replace(CASE, seed=16))
+    assert record.status is Status.DISAGREE
+    assert found(run) is not None
+
+
+def too_wide(case: Any, inputs: Any, mode: Any) -> Any:
+    """A declaration that allows every finite answer."""
+    envelope = programs.envelope("sdpa")(case, inputs, mode)
+    return {n: MidRad(x.mid, torch.full_like(x.mid, 1e300)) for n, x in envelope.items()}
+
+
+def test_a_declaration_never_allows_what_no_arithmetic_does():
+    def zeros(case: Any, t: Any) -> Any:
+        return {n: x * 0 for n, x in RIGHT(case, t).items()}
+
+    cell = planted.cell("sdpa", zeros, too_wide)
+    record = judge(replace(CASE, seed=16), cell)
+    assert record.status is Status.DISAGREE
+    assert "allows what no arithmetic of float32 does" in record.why
+    claims = frozenset({"causal"})
+    cell = planted.cell("sdpa", zeros, too_wide, claims=claims, dtypes=("float32",))
+    assert search(cell, SHORT, 0, lambda record: None) is not None
+
+
+def test_a_case_of_which_the_dtypes_bound_nothing_is_no_evidence(monkeypatch):
+    envelope = programs.envelope("sdpa")
+
+    def overflows(case: Any, inputs: Any, mode: Any) -> Any:
+        return {
+            n: MidRad(x.mid, torch.full_like(x.mid, INF))
+            for n, x in envelope(case, inputs, mode).items()
+        }
+
+    monkeypatch.setattr("harness.programs.sdpa.envelope", overflows)
+    record = put(RIGHT)
+    assert record.status is Status.VACUOUS
+    assert "bound no element" in record.why
 
 
 def test_an_answer_for_seed_0_only_is_rejected():

@@ -32,6 +32,10 @@ class Runtime(Protocol):
         """A CPU tensor as a fresh tensor of this runtime: equal values, dtype and strides."""
         ...
 
+    def refill(self, sent: Any, x: Tensor, device: str) -> Any:
+        """As `send`, in the memory of a tensor that was sent before, where that can be written."""
+        ...
+
     def fetch(self, x: Any) -> Tensor:
         """A tensor of this runtime on the CPU, same dtype. Waits for the device.
 

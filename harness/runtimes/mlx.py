@@ -61,6 +61,11 @@ def send(x: torch.Tensor, device: str) -> mx.array:
     return mx.as_strided(_array(flat), tuple(x.shape), x.stride(), int(x.storage_offset()))
 
 
+def refill(sent: mx.array, x: torch.Tensor, device: str) -> mx.array:
+    del sent  # an array is never written
+    return send(x, device)
+
+
 def _array(x: torch.Tensor) -> mx.array:
     if x.dtype == torch.bfloat16:  # NumPy has no bfloat16: hand over the bits
         return mx.array(x.contiguous().view(torch.int16).numpy()).view(mx.bfloat16)

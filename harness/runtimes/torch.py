@@ -81,8 +81,19 @@ def send(x: torch.Tensor, device: str) -> torch.Tensor:
 
 
 def _moved(x: torch.Tensor, device: str) -> torch.Tensor:
-    flat = torch.empty(0, dtype=x.dtype).set_(x.untyped_storage())
-    return flat.to(device).as_strided(x.size(), x.stride(), x.storage_offset())
+    return _flat(x).to(device).as_strided(x.size(), x.stride(), x.storage_offset())
+
+
+def refill(sent: torch.Tensor, x: torch.Tensor, device: str) -> torch.Tensor:
+    memory, values = _flat(sent), _flat(x)
+    if memory.shape != values.shape:  # the subject has resized it
+        return send(x, device)
+    return memory.copy_(values).as_strided(x.size(), x.stride(), x.storage_offset())
+
+
+def _flat(x: torch.Tensor) -> torch.Tensor:
+    """All memory of the tensor, the gaps between its strides included."""
+    return torch.empty(0, dtype=x.dtype, device=x.device).set_(x.untyped_storage())
 
 
 def fetch(x: Any) -> torch.Tensor:
