@@ -8,40 +8,15 @@ replaced while it answers. Read in both processes: sglang is imported where a su
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 from unittest import mock
 
-import cases
 from cases import yarn
 from cases.banded_mask import BandedMaskCase
-from cases.case import Case
 from cases.sdpa import SdpaCase
-from harness import engines
-from harness.record import Record
-from harness.subject import Subject, Tensors
-
-Patch = Callable[[], contextlib.AbstractContextManager[Any]]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Plant:
-    """A bug: which subject must show it, and which names it has in the fault dictionary.
-
-    telling: a case that leaves no doubt which of the faults it is; a smallest one may.
-    """
-
-    name: str
-    subject: str
-    faults: tuple[str, ...]
-    telling: Case
-    patch: Patch
-
-    @property
-    def op(self) -> str:
-        return self.subject.split(".")[1]
+from tests.planting import Patch, Plant
 
 
 def _window_ignored_alone() -> Any:
@@ -243,20 +218,4 @@ PLANTS = (
     ),
 )
 
-
-def case_of(record: Record) -> Any:
-    return cases.load(record.op).CASE.from_json(record.case)
-
-
-def _planted(plant: Plant) -> Subject:
-    (right,) = [s for s in engines.subjects("sglang", plant.op) if s.name == plant.subject]
-
-    def run(case: Any, tensors: Tensors) -> Tensors:
-        with plant.patch():
-            return right.run(case, tensors)
-
-    return replace(right, name=f"{plant.subject} + {plant.name}", run=run)
-
-
-SUBJECTS = tuple(_planted(plant) for plant in PLANTS)
-"""In the order of PLANTS."""
+SUBJECTS = tuple(plant.planted() for plant in PLANTS)

@@ -2,49 +2,18 @@
 
 import json
 import subprocess
-from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from harness import cells, known, profiles
-from harness.campaign import Absent
-from harness.environments.client import Place
+from harness import profiles
 from harness.environments.source import ROOT
-from harness.lane import Tier
 from harness.record import BAD, Status
-from harness.run import Cell, judge
+from harness.run import judge
 from harness.search import search
 from tests import planted_sglang
-
-ACCEPTED = known.load(cells.KNOWN)
-
-
-def ordinary(op: str, name: str) -> Cell:
-    """The first cell of the subject; absent where its environment is not built."""
-    cell = next(c for c in cells.cells([op], ["sglang"]) if c.subject.name == name)
-    if cell.presence.tier is Tier.ABSENT:
-        raise Absent(cell.presence.reason)
-    return cell
-
-
-def planted(plant: planted_sglang.Plant) -> Cell:
-    """The same cell, with the bug; its worker has sglang loaded before a case is timed."""
-    right = ordinary(plant.op, plant.subject)
-    assert right.place is not None
-    module = planted_sglang.__name__
-    subject = planted_sglang.SUBJECTS[planted_sglang.PLANTS.index(plant)]
-    place = Place(environment=right.place.environment, command=right.place.command, module=module)
-    accepted = tuple(
-        replace(entry, subjects=(subject.name,))
-        for entry in ACCEPTED
-        if entry.op == plant.op and plant.subject in entry.subjects
-    )
-    return Cell(
-        op=plant.op, subject=subject, lane=right.lane, presence=right.presence, place=place,
-        known=accepted,
-    )  # fmt: skip
-
+from tests.planted_cells import ordinary, planted
+from tests.planting import case_of
 
 PLANTS = pytest.mark.parametrize(
     "plant", [pytest.param(plant, id=plant.name) for plant in planted_sglang.PLANTS]
@@ -54,19 +23,19 @@ PLANTS = pytest.mark.parametrize(
 @PLANTS
 def test_a_bug_planted_into_sglang_is_caught_and_shrunk(plant):
     """In the pre-merge budget, by drawn cases alone; the same case is right without the bug."""
-    cell = planted(plant)
+    cell = planted(plant, planted_sglang.__name__)
     tried = []
     found = search(cell, profiles.load("premerge"), 0, tried.append, pinned=False)
     assert found is not None, f"not caught in {len(tried)} cases"
     assert found.status in BAD
-    case = planted_sglang.case_of(found)
-    assert case.work <= min(planted_sglang.case_of(r).work for r in tried if r.status in BAD)
-    assert judge(case, ordinary(plant.op, plant.subject)).status not in BAD
+    case = case_of(found)
+    assert case.work <= min(case_of(r).work for r in tried if r.status in BAD)
+    assert judge(case, ordinary(plant.subject)).status not in BAD
 
 
 @PLANTS
 def test_a_bug_planted_into_sglang_is_named(plant):
-    cell = planted(plant)
+    cell = planted(plant, planted_sglang.__name__)
     record = judge(plant.telling, cell)
     assert record.status is Status.DISAGREE, record.why
     assert record.fault in plant.faults, record.why
@@ -75,7 +44,7 @@ def test_a_bug_planted_into_sglang_is_named(plant):
 @pytest.fixture(scope="module")
 def whole() -> dict[str, Any]:
     """What whole models answered in sglang's own Python."""
-    cell = ordinary("sdpa", "sglang.sdpa.mlx_gpt_oss")
+    cell = ordinary("sglang.sdpa.mlx_gpt_oss")
     assert cell.place is not None
     done = subprocess.run(
         [*cell.place.command, "-m", "tests.whole_sglang"],

@@ -1,0 +1,53 @@
+"""vLLM on trial, where its environment is built: bugs planted into it."""
+
+import pytest
+
+from harness import profiles
+from harness.record import BAD, Status
+from harness.run import judge
+from harness.search import search
+from tests import planted_vllm
+from tests.planted_cells import ordinary, planted
+from tests.planting import case_of
+
+PLANTS = pytest.mark.parametrize(
+    "plant", [pytest.param(plant, id=plant.name) for plant in planted_vllm.PLANTS]
+)
+SHOWN_BY = {
+    "softcap ignored": {"softcap"},
+    "softcap ignored by the kernel": {"softcap"},
+    "scale off by 0.1 %": set(),
+    "W+1 keys": {"causal", "window"},
+    "window one key more than the kernel is planned for": {"causal", "window"},
+    "sinks dropped": {"sinks"},
+    "one page entry off by one": set(),
+    "one page entry off by one in latent decode": {"page_size"},
+    "one page entry off by one under AMX": {"page_size"},
+}
+"""By the plant, what the smallest case has beyond a single query over a few keys."""
+
+
+@PLANTS
+def test_a_bug_planted_into_vllm_is_caught_and_shrunk(plant):
+    """In the pre-merge budget, by drawn cases alone; the same case is right without the bug."""
+    cell = planted(plant, planted_vllm.__name__)
+    tried = []
+    found = search(cell, profiles.load("premerge"), 0, tried.append, pinned=False)
+    assert found is not None, f"not caught in {len(tried)} cases"
+    assert found.status in BAD
+    case = case_of(found)
+    assert case.features() == SHOWN_BY[plant.name]
+    assert case.heads == case.q_len == 1
+    assert case.batch == 1 or "page" in plant.name  # the page may have to be another request's
+    assert case.kv_len <= 16
+    assert judge(case, ordinary(plant.subject)).status not in BAD
+
+
+@PLANTS
+def test_a_bug_planted_into_vllm_is_named(plant):
+    """By the fault dictionary, or in the words of a probe that reads what happened."""
+    record = judge(plant.telling, planted(plant, planted_vllm.__name__))
+    assert record.status is Status.DISAGREE, record.why
+    assert record.fault in plant.faults or (plant.reading and plant.reading in record.why), (
+        record.why
+    )
