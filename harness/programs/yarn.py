@@ -19,7 +19,7 @@ from cases.case import Inputs
 from cases.yarn import YarnCase
 from harness.arithmetic.dot import Accumulate, dot
 from harness.arithmetic.elementwise import cosine_sine
-from harness.arithmetic.formats import FORMATS, FP32, FP64, round_scalar
+from harness.arithmetic.formats import FORMATS, FP32, FP64, Format, round_scalar
 from harness.arithmetic.midrad import EPS64, MidRad, cat, exact, stack
 from harness.arithmetic.mode import DET, Mode
 from references.yarn import Rope, correction_range
@@ -53,6 +53,8 @@ class YarnArithmetic:
     `table`        format cos and sin are stored in.
     `products`     dtype: every product and sum of the rotation is stored in the dtype; compute:
                    float32, with one rounding at the end.
+    `cut`          rotated q and k are stored by cutting off what the dtype has no bits for: less
+                   than one unit in the last place, 2u, on one side, instead of u on both.
     `growth`       dtype: the query temperature, and its product with the stored q, are stored in
                    the dtype; compute: it is one more float32 product before q is stored.
     """
@@ -67,10 +69,18 @@ class YarnArithmetic:
     table: Place = "dtype"
     products: Place = "dtype"
     growth: Place = "dtype"
+    cut: bool = False
 
 
 TRANSFORMERS = YarnArithmetic()
 """transformers' rotate_half family: float32 tables stored in the dtype, products in the dtype."""
+
+VLLM = YarnArithmetic(products="compute")
+"""vLLM's CPU kernel: transformers' tables, stored in the dtype and read as float32; products and
+sums in float32, with one rounding at the end."""
+
+VLLM_CUT = replace(VLLM, cut=True)
+"""The same, in bfloat16 on a CPU without AVX512_BF16: see `harness.engines.vllm.yarn`."""
 
 TRANSFORMERS_COMPLEX = YarnArithmetic(table="compute", products="compute")
 """transformers' complex multiplication (DeepSeek V2, Llama 4): float32 throughout."""
@@ -120,13 +130,15 @@ def program(spec: YarnArithmetic) -> Program:
             return cat((x[..., :start], _joined(first, second, rope), x[..., stop:]))
 
         q, k = turned("q"), turned("k")
+        if spec.cut:
+            q, k = (_cut(x, own, case.rope) for x in (q, k))
         if case.temperature is not None:
             growth = _growth(case, inputs, 6.0)
             if low and spec.growth == "dtype":
                 q = (q.round(own) * growth.round(own)).round(own)
             else:
                 q = (q * growth.round(FP32)).free(FP32)
-        if low:
+        if low and not spec.cut:
             q, k = q.round(own), k.round(own)
         return _outputs(case, q, k, table.round(FP32))
 
@@ -267,6 +279,12 @@ def _angles(
     return product.free(FP32, spec.angle)
 
 
+def _cut(x: MidRad, own: Format, rope: Rope) -> MidRad:
+    """x with its rotated columns cut to the format; what passes through is of the format."""
+    start, stop = rope.start, rope.start + rope.rotary_dim
+    return cat((x[..., :start], x[..., start:stop].free(own, 2), x[..., stop:]))
+
+
 def _halves(part: MidRad, rope: Rope) -> tuple[MidRad, MidRad]:
     if rope.interleaved:
         return part[..., 0::2], part[..., 1::2]
@@ -326,9 +344,10 @@ PLACEMENT = {
         " DeepSeek family times g(mscale_all_dim)**2"
     ),
     "vllm": (
-        "rotation: cos and sin times `mscale` = yarn_get_mscale(factor) * `attn_factor`, a"
-        " multiplier; attention_factor is not passed on; attention: `scaling`, in the DeepSeek"
-        " family times yarn_get_mscale(factor, mscale_all_dim)**2"
+        "rotation: cos and sin times `mscale` = `attention_factor` (final), else the ratio of"
+        " mscale and mscale_all_dim where both are given, else yarn_get_mscale(factor);"
+        " deepseek_yarn knows the ratio alone; attention: `scaling`, in the DeepSeek family times"
+        " yarn_get_mscale(factor, mscale_all_dim)**2"
     ),
 }
 """Where each engine puts YaRN's magnitude, and what it calls it; g(m) = 0.1 m ln(factor) + 1."""
