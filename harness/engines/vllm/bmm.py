@@ -32,6 +32,13 @@ def _bmm_cpu(packed: bool) -> Callable[[BmmCase, Tensors], Tensors]:
     return run
 
 
+DTYPES = (
+    "float32",
+    *(("bfloat16",) if torch.ops.mkldnn._is_mkldnn_bf16_supported() else ()),
+    *(("float16",) if torch.ops.mkldnn._is_mkldnn_fp16_supported() else ()),
+)
+"""Those that oneDNN multiplies on this CPU; of others vLLM leaves a layer to torch."""
+
 AMX = Claims((), multiple=32)
 """Both operators refuse (TORCH_CHECK) what is not whole tiles."""
 
@@ -40,7 +47,7 @@ SUBJECTS = (
         name="vllm.bmm.onednn_mm",
         run=_onednn_mm,
         claims=frozenset(),
-        dtypes=("float32", "bfloat16", "float16"),
+        dtypes=DTYPES,
         kernels=("_C::onednn_mm",),
     ),
     Subject(
