@@ -69,14 +69,17 @@ def _g(factor: float) -> float:
 @drawn
 @given(case=yarn.strategy(ALL - {"dynamic", "longrope", "proportional"}, ("float32",)))
 def test_sglang_and_vllm_compose_the_same_scale(case: YarnCase):
-    """By their own rule: the cos/sin cache times g(factor) * attn_factor, logits times scale."""
+    """By their own rules: the cos/sin cache times g(factor) * attn_factor in sglang and times
+    attention_factor in vLLM, logits times scale."""
     expected = reference.composed_scale(case.rope)[0]
     for to, place in ((native.to_sglang, "rope_scaling"), (native.to_vllm, "rope_parameters")):
         told = _translated(case, to)
         assert told is not None
-        scaling = told.arguments[place] or {}
-        assert not {"attention_factor", "mscale", "mscale_all_dim"} & set(scaling)
-        cached = _g(scaling["factor"]) * scaling["attn_factor"] if case.yarn else 1.0
+        scaling, other = told.arguments[place] or {}, place == "rope_parameters"
+        read = "attention_factor" if other else "attn_factor"
+        factors = {"attn_factor", "attention_factor", "mscale", "mscale_all_dim"} & set(scaling)
+        assert factors == ({read} if case.yarn else set())
+        cached = scaling[read] * (1 if other else _g(scaling["factor"])) if case.yarn else 1.0
         assert _same(told.softmax_scale * cached**2, expected, 16)
         assert _same(told.composed_scale, expected, 16)
 

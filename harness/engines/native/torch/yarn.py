@@ -372,8 +372,7 @@ def to_sglang(rope: RopeSpec) -> Translation:
 def to_vllm(rope: RopeSpec) -> Translation:
     """Arguments of `vllm.model_executor.layers.rotary_embedding.get_rope`.
 
-    Its yarn multiplies cos and sin by yarn_get_mscale(factor) * attn_factor, and passes on no
-    attention_factor, mscale or mscale_all_dim: the magnitude goes into attn_factor.
+    Its yarn multiplies cos and sin by attention_factor, where that is given.
 
     Raises:
         RopeError: a rope that vLLM has not, or means otherwise.
@@ -381,7 +380,7 @@ def to_vllm(rope: RopeSpec) -> Translation:
     _same_for_every_length(rope, "vLLM")
     parameters = {"rope_theta": rope.theta, **_shared(rope, "vLLM")}
     if rope.kind == "yarn":
-        parameters["attn_factor"] = rope.magnitude / magnitude_of(rope.factor)
+        parameters["attention_factor"] = rope.magnitude
         parameters["truncate"] = rope.truncate
     head_size = rope.head_dim - rope.first
     parameters["partial_rotary_factor"] = rope.rotary_dim / head_size
@@ -396,8 +395,8 @@ def to_vllm(rope: RopeSpec) -> Translation:
         "vllm",
         "vllm.model_executor.layers.rotary_embedding.get_rope",
         arguments,
-        "the cos/sin cache, times mscale = yarn_get_mscale(factor) * attn_factor",
-        magnitude_of(rope.factor) * parameters["attn_factor"] if rope.kind == "yarn" else 1.0,
+        "the cos/sin cache, times mscale = attention_factor",
+        parameters["attention_factor"] if rope.kind == "yarn" else 1.0,
     )
 
 
