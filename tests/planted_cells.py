@@ -7,6 +7,7 @@ from harness.campaign import Absent
 from harness.environments.client import Place
 from harness.lane import Tier
 from harness.run import Cell
+from harness.subject import Subject
 from tests.planting import Plant
 
 ACCEPTED = known.load(cells.KNOWN)
@@ -23,16 +24,20 @@ def ordinary(name: str) -> Cell:
 
 def planted(plant: Plant, module: str) -> Cell:
     """The same cell, with the bug. module: what holds SUBJECTS with it, in the worker."""
-    right = ordinary(plant.subject)
+    return beside(plant.subject, plant.planted(), module)
+
+
+def beside(name: str, subject: Subject, module: str) -> Cell:
+    """The cell of `name` with another subject in its place, known divergences included."""
+    right = ordinary(name)
     assert right.place is not None
-    subject = plant.planted()
     place = Place(environment=right.place.environment, command=right.place.command, module=module)
     accepted = tuple(
         replace(entry, subjects=(subject.name,))
         for entry in ACCEPTED
-        if entry.op == plant.op and plant.subject in entry.subjects
+        if entry.op == right.op and name in entry.subjects
     )
     return Cell(
-        op=plant.op, subject=subject, lane=right.lane, presence=right.presence, place=place,
+        op=right.op, subject=subject, lane=right.lane, presence=right.presence, place=place,
         known=accepted,
     )  # fmt: skip

@@ -1,4 +1,4 @@
-"""vLLM on trial, where its environment is built: bugs planted into it."""
+"""vLLM on trial, where its environment is built: bugs planted into it, and our words for it."""
 
 import pytest
 
@@ -6,8 +6,8 @@ from harness import profiles
 from harness.record import BAD, Status
 from harness.run import judge
 from harness.search import search
-from tests import planted_vllm
-from tests.planted_cells import ordinary, planted
+from tests import planted_vllm, translated_vllm
+from tests.planted_cells import beside, ordinary, planted
 from tests.planting import case_of
 
 PLANTS = pytest.mark.parametrize(
@@ -51,3 +51,12 @@ def test_a_bug_planted_into_vllm_is_named(plant):
     assert record.fault in plant.faults or (plant.reading and plant.reading in record.why), (
         record.why
     )
+
+
+def test_the_words_for_vllm_mean_the_same_in_vllm():
+    """Real get_rope with the arguments of the native translator, on published and drawn configs."""
+    (subject,) = translated_vllm.SUBJECTS
+    cell = beside(translated_vllm.NAME, subject, translated_vllm.__name__)
+    tried = []
+    assert search(cell, profiles.load("premerge"), 0, tried.append) is None
+    assert sum(record.status is Status.AGREE for record in tried) >= 30
