@@ -22,68 +22,78 @@ from harness.run import Cell, answer, ask
 
 DECISIVE = math.log(10)
 """How much less, in the logarithm of what is left unexplained, decides between two faults."""
+ENOUGH = 12
+"""Drawn cases, in which a fault would show, after which its name stands or falls."""
 
 
 class Diagnosis:
     """The faults that may be behind a wrong answer, in the order of the dictionary.
 
-    candidates: those left. None among them stands for no fault of the dictionary: a single case
-    does not rule it out, since a row or two may lie along some fault by chance.
+    candidates: those left. Few rows may lie along some fault by chance, so a name has to hold in
+    most drawn cases in which the fault would show: the subject may answer them rightly.
     """
 
     def __init__(self, cell: Cell, case: Case) -> None:
         self._cell = cell
-        self._left: dict[Defect | None, float] = {}
-        self._weighed = 0
+        self._left: dict[Defect, float] = {}
+        self._held: list[bool] = []
         inputs = case.inputs()
-        residual = self._residual(case, inputs)
-        if residual is None:
-            return
-        found = [defect for defect in cell.dictionary if residual.fit(defect) is not None]
-        if found:
-            self._weigh(residual, [*found, None])
+        if (residual := self._residual(case, inputs)) is not None:
+            fit = [defect for defect in cell.dictionary if residual.fit(defect) is not None]
+            self._weigh(residual, fit)
+        self._fits = self.fault
 
     @property
-    def candidates(self) -> tuple[Defect | None, ...]:
+    def candidates(self) -> tuple[Defect, ...]:
         return tuple(self._left)
 
     @property
     def settled(self) -> bool:
-        return len(self._left) <= 1
+        return not self._left or (len(self._left) == 1 and len(self._held) >= ENOUGH)
 
     @property
     def fault(self) -> Defect | None:
         """The candidate that leaves the least unexplained, of equals the first; or none of them."""
         best = min(self._left, key=lambda defect: self._left[defect], default=None)
-        chance = self._left.get(None)
-        if best is None or (chance is not None and chance <= self._left[best] + DECISIVE):
+        if best is None or self._held.count(True) < self._held.count(False):
             return None
-        return best
+        return best if self._held or self._left[best] < -DECISIVE else None
 
-    def ask(self, case: Case) -> None:
-        """Put the case to the subject if the candidates answer it differently; drop the losers."""
+    def ask(self, case: Case, *, drawn: bool = False) -> None:
+        """Put the case to the subject if the candidates answer it differently; drop the losers.
+
+        drawn: it was not chosen for being answered wrong, so it tells whether a name holds.
+        """
         inputs = case.inputs()
         cell = self._cell
         if self.settled or cell.subject.refuses(case) or case.vacuous(inputs):
             return
         if cell.divergences(case):
             return
-        if _alike([defect and defect.answer(case, inputs) for defect in self._left]):
+        if _alike([None, *(defect.answer(case, inputs) for defect in self._left)]):
             return
         if (residual := self._residual(case, inputs)) is not None:
-            self._weigh(residual, list(self._left))
+            shares = self._weigh(residual, list(self._left))
+            if drawn:
+                self._held.append(min(shares) < 0)
 
     def told(self, record: Record, case: Case) -> Record:
         """`record`, which is of `case`, with the fault's name and the reading of a probe.
 
         The case is asked again; what is not wrong twice in the same way is an error.
         """
-        suspected = frozenset(fault.name for fault in (self.fault,) if fault is not None)
-        again = ask(case, replace(self._cell, suspected=suspected))
-        if again.status is not record.status:
+        names = dict.fromkeys((self.fault, self._fits))  # a name may be all that is held against it
+        for fault in names:
+            suspected = frozenset({fault.name} if fault else ())
+            again = ask(case, replace(self._cell, suspected=suspected))
+            if again.status is record.status:
+                break
+        else:
             return self._cell.unrepeatable(record, case)
-        record, reading = again, self._reading(case)
-        return record if reading is None else replace(record, why=f"{record.why}; {reading}")
+        said = [again.why, self._reading(case)]
+        if self._fits is not None and not again.fault:
+            said.insert(0, f"in this case as if {self._fits.sentence}, in others not")
+        return replace(again, why="; ".join(filter(None, said)))
 
     def _reading(self, case: Case) -> str | None:
         """What a probe of the same shape reads, where one can be asked and is answered wrong."""
@@ -115,21 +125,20 @@ class Diagnosis:
         except Exception:
             return None
 
-    def _weigh(self, residual: Residual, candidates: Sequence[Defect | None]) -> None:
-        """Add what each candidate leaves of the residual, as a share, in logarithms."""
-        nothing = residual.direction(None)
+    def _weigh(self, residual: Residual, candidates: Sequence[Defect]) -> list[float]:
+        """Add what each candidate leaves of the residual, as a share, in logarithms: the shares.
+
+        Nothing taken away leaves all of it, 0; a fault that is not there leaves more.
+        """
+        shares = []
         for defect in candidates:
-            direction = residual.direction(defect) or nothing
-            assert direction is not None
-            share = residual.left(direction)
-            self._left[defect] = self._left.get(defect, 0.0) + math.log(share)
-        self._weighed += 1
-        most = min(self._left.values()) + DECISIVE
-        self._left = {
-            defect: left
-            for defect, left in self._left.items()
-            if left <= most or (defect is None and self._weighed == 1)
-        }
+            direction = residual.direction(defect)
+            share = 0.0 if direction is None else math.log(residual.left(direction))
+            self._left[defect] = self._left.get(defect, 0.0) + share
+            shares.append(share)
+        most = min(self._left.values(), default=0.0) + DECISIVE
+        self._left = {defect: left for defect, left in self._left.items() if left <= most}
+        return shares
 
 
 def _alike(answers: Sequence[Inputs | None]) -> bool:

@@ -85,10 +85,8 @@ class Residual:
             self._sigma[key] = _sigma(observed[key], envelope[key])
             self._rest[key] = (rest / self._sigma[key]).masked_fill(~usable, 0.0)
 
-    def direction(self, defect: Defect | None) -> dict[str, torch.Tensor] | None:
-        """The whole fault in the residual's units; zeros for None; None where it can't show."""
-        if defect is None:
-            return {key: torch.zeros_like(rest) for key, rest in self._rest.items()}
+    def direction(self, defect: Defect) -> dict[str, torch.Tensor] | None:
+        """The whole fault in the residual's units; None where it can't show."""
         wrong = defect.answer(self._case, self._inputs)
         if wrong is None:
             return None

@@ -153,7 +153,7 @@ def _named(
     for record in failing[:FOLLOWED]:
         diagnosis.ask(_case(record))
     if not diagnosis.settled:
-        draw(lambda case: diagnosis.ask(case))
+        draw(lambda case: diagnosis.ask(case, drawn=True))
     return diagnosis.told(found, _case(found))
 
 
