@@ -1,5 +1,9 @@
 """A finding as a person reads it: what is wrong, where, the smallest case, and how to go on."""
 
+import shlex
+from pathlib import Path
+
+from harness.corpus import FOLDER
 from harness.record import BAD, Record, Status
 
 SHOWN = 600
@@ -19,9 +23,10 @@ def lines(record: Record) -> list[str]:
     return [*out, f"{kind} {record.case_id}: {shown}"]
 
 
-def next_commands(case_id: str) -> list[str]:
-    """What to type next."""
+def next_commands(case_id: str, corpus: Path) -> list[str]:
+    """What to type next; corpus: where the case is kept."""
+    there = "" if corpus == FOLDER else f" --corpus {shlex.quote(str(corpus))}"
     return [
-        f"again: parity replay {case_id}",
-        f"alone: parity repro {case_id} -o repro.py",
+        f"again: parity replay {case_id}{there}",
+        f"alone: parity repro {case_id} -o repro.py{there}",
     ]

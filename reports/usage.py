@@ -85,7 +85,7 @@ def writable(folder: Path) -> None:
 
 
 def folder(run: Path | None, runs: Path) -> Path:
-    """The folder of a run that is given by its path or its name; of the latest if None.
+    """The folder of a run by its path, its name or the end of its name; of the latest if None.
 
     Raises:
         UsageError: there is no such run.
@@ -96,6 +96,9 @@ def folder(run: Path | None, runs: Path) -> Path:
     for found in (run, runs / run):
         if found.is_dir():
             return found
+    ends = [path for path in runs.glob("*") if path.is_dir() and path.name.endswith(str(run))]
+    if len(ends) == 1:
+        return ends[0]
     raise UsageError(
         f"run={str(run)!r} is neither a folder nor the name of a run in {runs}; expected one of "
         f"those that `ls {runs}` shows"

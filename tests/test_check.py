@@ -133,7 +133,9 @@ def test_a_wrong_window_is_named_shrunk_kept_and_replayed(check, parity, file, t
     code, out, _ = check(f"{file}:wide")
     assert code == 1
     assert "window off by one: W+1 keys visible" in out
-    (case_id,) = [line.split()[-1] for line in out.splitlines() if line.startswith("again: ")]
+    again = next(line for line in out.splitlines() if line.startswith("again: parity "))
+    words = shlex.split(again)[2:]
+    case_id = words[1]
     (path,) = (tmp_path / "corpus" / "sdpa").iterdir()
     assert path.stem == case_id
     (shown,) = [line for line in out.splitlines() if line.startswith("smallest case")]
@@ -143,6 +145,7 @@ def test_a_wrong_window_is_named_shrunk_kept_and_replayed(check, parity, file, t
     assert case.kv_len <= 3
 
     corpus = ("--corpus", str(tmp_path / "corpus"))
+    assert parity(*words)[0] == 1
     code, out, _ = parity("replay", case_id[:6], *corpus)
     assert code == 1
     assert "mine.sdpa.wide@cpu (hardware): disagree" in out

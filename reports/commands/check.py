@@ -89,6 +89,7 @@ def check(
         raise UsageError(str(error)) from error
     print(matrix.text(records, colour=console.is_terminal), end="")
     if found is not None:
+        console.print("It stops at a finding: what comes after is not asked.")
         for line in finding.lines(found):
             console.print(line)
         for line in _kept(corpus, given, found):
@@ -132,7 +133,7 @@ def _kept(corpus: Path, given: Given, found: Record) -> list[str]:
         _corpus.save(corpus, entry)
     except _corpus.CorpusError as error:
         return [f"not saved: {error}"]
-    return finding.next_commands(found.case_id)
+    return finding.next_commands(found.case_id, corpus)
 
 
 @contextlib.contextmanager

@@ -58,5 +58,6 @@ def repro(
             f"-o {output} can't be written ({error.strerror or error}); expected the path of a "
             "new script"
         ) from error
-    python = "python" if cell.place is None else shlex.join(cell.place.command)
-    print(f"{output}: run it with `{python} {output}`; exit code 1 while the answer is wrong")
+    python = ["python"] if cell.place is None else list(cell.place.command)
+    command = shlex.join([*python, str(output)])
+    print(f"{output}: run it with `{command}`; exit code 1 while the answer is wrong")
