@@ -66,7 +66,7 @@ class Session:
                 gate.requirement(text)
             for engine in self.engines:
                 engines.ops(engine)
-        except ValueError as error:
+        except (ValueError, EngineError) as error:
             raise pytest.UsageError(str(error)) from error
         seeds = ((self.worker or {}).get("seed"), config.option.seed, profile.seed)
         seed = next((s for s in seeds if s is not None), secrets.randbits(32))
@@ -158,6 +158,13 @@ def pytest_runtest_makereport(
             report.outcome, report.longrepr = "passed", None
         else:  # of a fixture: pytest would go on to call the test without it
             report.outcome, report.longrepr = "skipped", (str(item.path), 0, f"Skipped: {why}")
+    elif report.skipped and "cell" in getattr(item, "fixturenames", ()):  # or xfailed
+        why = str(call.excinfo.value) if call.excinfo is not None else "no reason given"
+        report.outcome = "failed"
+        report.longrepr = (
+            f"{item.name} was skipped ({why}): only a cell that is absent here is not judged"
+        )
+        vars(report).pop("wasxfail", None)
     return report
 
 

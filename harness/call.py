@@ -25,6 +25,10 @@ class Elsewhere(Exception):
     """Another kernel ran than the one that was meant."""
 
 
+class Escaped(Exception):
+    """The subject raised what is no Exception, such as a skip of pytest's or SystemExit."""
+
+
 def call(
     subject: Subject, case: Case, inputs: Inputs, device: str, timed: Timed, *, again: bool
 ) -> dict[str, torch.Tensor]:
@@ -82,13 +86,18 @@ def _outputs(
     subject: Subject, case: Case, sent: dict, runtime: runtimes.Runtime, device: str
 ) -> dict[str, torch.Tensor]:
     del device  # the tensors are there already
-    raw = subject.run(case, dict(sent))
-    if not isinstance(raw, Mapping):
-        raise Wrong(
-            f"the subject returned {type(raw).__name__}, expected a dict of "
-            f"{', '.join(case.output_dtypes())}"
-        )
-    return {name: _fetched(runtime, name, x) for name, x in raw.items()}
+    try:
+        raw = subject.run(case, dict(sent))
+        if not isinstance(raw, Mapping):
+            raise Wrong(
+                f"the subject returned {type(raw).__name__}, expected a dict of "
+                f"{', '.join(case.output_dtypes())}"
+            )
+        return {name: _fetched(runtime, name, x) for name, x in raw.items()}
+    except (Exception, KeyboardInterrupt):
+        raise
+    except BaseException as error:  # would end the test, the run or the worker without a record
+        raise Escaped(f"the subject raised {type(error).__name__}: {error}") from error
 
 
 def _traced(

@@ -243,7 +243,9 @@ def _imported(path: Path) -> ModuleType:
         sys.path.insert(0, str(path.parent))
     try:
         spec.loader.exec_module(module)
-    except (Exception, SystemExit) as error:
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # SystemExit, or a skip of pytest's
         said = str(error).splitlines()
         raise GivenError(
             f"{path} can't be imported: {type(error).__name__}: {said[0] if said else ''}; "
@@ -269,7 +271,9 @@ def _honest(op: str, source: str, program: Any) -> Program:
         try:
             said = dishonest(program, case)
             found = program(case, inputs, mode)
-        except Exception as error:
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # SystemExit, or a skip of pytest's
             raise ProgramError(
                 f"--program {source} raised {type(error).__name__}: {error}; expected a function "
                 "of (case, inputs, mode) that returns a MidRad for each output"

@@ -179,6 +179,26 @@ def test_adapter_that_cannot_be_imported_fails_with_a_sentence(tree: Path) -> No
     assert "harness/engines/acme/banded_mask.py can't be imported: ModuleNotFoundError" in said
 
 
+def test_adapter_that_skips_itself_fails_with_a_sentence(tree: Path) -> None:
+    """A skip at import would leave out the whole op, and pass."""
+    _engine(tree, "banded_mask", 'import pytest\n\npytest.importorskip("no_such_package")\n')
+    code, said = _pytest(tree)
+    assert code == 1
+    assert "harness/engines/acme/banded_mask.py can't be imported: Skipped" in said
+
+
+@pytest.mark.parametrize("how", ["skip", "xfail"])
+def test_a_cell_that_is_skipped_fails_with_a_sentence(tree: Path, how: str) -> None:
+    _engine(tree, "banded_mask", GOOD)
+    test = tree / "tests" / "test_banded_mask.py"
+    test.write_text(
+        f"import pytest\n\n\ndef test_agrees_with_reference(cell):\n    pytest.{how}('not now')\n"
+    )
+    code, said = _pytest(tree)
+    assert code == 1, said
+    assert "was skipped (not now): only a cell that is absent here is not judged" in said
+
+
 def test_adapter_without_subjects_fails_with_a_sentence(tree: Path) -> None:
     _engine(tree, "banded_mask", "SUBJECTS = ()\n")
     code, said = _pytest(tree)
@@ -197,6 +217,9 @@ def test_no_framework_at_all_fails_with_a_sentence(tree: Path) -> None:
 
 BROKEN = {
     "raises": ("1 / 0", "ZeroDivisionError"),
+    "skips": ('__import__("pytest").skip("not today")', "the subject raised Skipped: not today"),
+    "xfails": ('__import__("pytest").xfail("known")', "the subject raised XFailed: known"),
+    "leaves": ('__import__("sys").exit(0)', "the subject raised SystemExit: 0"),
     "nothing": ("None", "the subject returned NoneType, expected a dict of visible"),
     "lacking": ("{}", "output visible is missing"),
     "shape": ('{"visible": torch.ones(1, 2, dtype=torch.bool)}', "has shape [1, 2], expected"),
