@@ -199,6 +199,43 @@ def test_a_cell_that_is_skipped_fails_with_a_sentence(tree: Path, how: str) -> N
     assert "was skipped (not now): only a cell that is absent here is not judged" in said
 
 
+NO_RECORD = "no record: the cell was to be asked and was not"
+
+
+@pytest.mark.parametrize("workers", ["0", "2"])
+def test_a_cell_that_is_not_asked_is_a_finding(tree: Path, workers: str) -> None:
+    one, other = (f'subject("acme.banded_mask.{name}", right)' for name in ("one", "other"))
+    _engine(tree, "banded_mask", f"{HEAD}SUBJECTS = ({one}, {other})\n")
+    test = tree / "tests" / "test_banded_mask.py"
+    test.write_text(
+        "def test_agrees_with_reference(cell, campaign):\n"
+        "    if cell.subject.name.endswith('one'):\n        campaign.judge(cell)\n"
+    )
+    code, said = _pytest(tree, "--engine=acme", "-n", workers)
+    assert code == 1, said
+    found = [line for line in said.splitlines() if line.startswith("finding: ")]
+    assert found == [f"finding: acme.banded_mask.other@cpu: {NO_RECORD}"]
+    code, said = _pytest(tree, "--engine=acme", "-n", workers, "-k", "one")
+    assert code == 0, said
+    test.write_text("def test_agrees_with_reference(cell):\n    pass\n")
+    code, said = _pytest(tree, "--engine=acme", "-n", workers)
+    assert code == 1, said
+    assert "finding: nothing was judged" in said
+
+
+@pytest.mark.parametrize("workers", ["0", "1"])
+def test_of_a_run_that_broke_off_no_cell_is_missed(tree: Path, workers: str) -> None:
+    wrong, right = (
+        'subject("acme.banded_mask.a", lambda case, tensors: {})',
+        'subject("acme.banded_mask.b", right)',
+    )
+    _engine(tree, "banded_mask", f"{HEAD}SUBJECTS = ({wrong}, {right})\n")
+    code, said = _pytest(tree, "--engine=acme", "-n", workers, "-x")
+    assert code != 0
+    assert NO_RECORD not in said
+    assert "finding: acme.banded_mask.a@cpu: disagree" in said
+
+
 def test_adapter_without_subjects_fails_with_a_sentence(tree: Path) -> None:
     _engine(tree, "banded_mask", "SUBJECTS = ()\n")
     code, said = _pytest(tree)
