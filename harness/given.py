@@ -175,7 +175,7 @@ def load(source: str) -> Callable[..., Any]:
     path = Path(path_)
     if not colon or path.suffix != ".py" or not name.isidentifier():
         raise GivenError(f"{source!r} names no function; expected FILE.py:FUNCTION")
-    if not path.is_file():
+    if not _is_file(path):
         raise GivenError(f"{path} is no file; expected a Python file: check the path")
     module = _imported(path.resolve())
     if not hasattr(module, name):
@@ -192,6 +192,13 @@ def load(source: str) -> Callable[..., Any]:
     if not callable(found):
         raise GivenError(f"{source} is a {type(found).__name__}, expected a function")
     return found
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except (OSError, ValueError):  # longer than a name can be
+        return False
 
 
 def taken(source: str, function: Callable[..., Any], op: str) -> tuple[str, ...]:
