@@ -227,6 +227,14 @@ def test_a_subject_of_the_breaker_is_rejected(run, said):
     assert said in record.why
 
 
+def test_a_lazily_negated_view_is_an_answer():
+    record = put(lambda case, t: {n: torch._neg_view(-x) for n, x in RIGHT(case, t).items()})
+    assert record.status is Status.AGREE
+    again = replace(CASE, seed=8)
+    record = put(lambda case, t: {n: torch._neg_view(x) for n, x in RIGHT(case, t).items()}, again)
+    assert record.status is Status.DISAGREE
+
+
 def test_a_tensor_on_another_device_is_rejected():
     record = put(lambda case, t: {n: x.to("meta") for n, x in RIGHT(case, t).items()})
     assert record.status in (Status.DISAGREE, Status.ERROR)
