@@ -180,7 +180,8 @@ def test_explain_has_contract_features_and_subjects(parity: Parity) -> None:
 def test_run_passes_on_what_was_asked(parity: Parity, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[list[str]] = []
 
-    def fake(words: list[str]) -> int:
+    def fake(words: list[str], runs: Path) -> int:
+        del runs
         asked.append(words)
         return 5
 

@@ -2,6 +2,7 @@
 
 import importlib
 import inspect
+import os
 import shutil
 import subprocess
 import sys
@@ -234,6 +235,23 @@ def test_of_a_run_that_broke_off_no_cell_is_missed(tree: Path, workers: str) -> 
     assert code != 0
     assert NO_RECORD not in said
     assert "finding: acme.banded_mask.a@cpu: disagree" in said
+
+
+def test_a_subject_that_ends_the_process_does_not_pass(tree: Path) -> None:
+    ends = 'subject("acme.banded_mask.ends", lambda case, tensors: __import__("os")._exit(0))'
+    _engine(tree, "banded_mask", f"{HEAD}SUBJECTS = ({ends},)\n")
+    words = ("run", "--op=banded_mask", "--engine=acme", "--cases=5", f"--runs={tree / 'runs'}")
+    for workers, said in (
+        ("1", "exit code 0 before it was finished"),
+        ("2", "acme.banded_mask.ends"),
+    ):
+        done = subprocess.run(
+            [sys.executable, "-m", "reports.cli", *words, "--workers", workers, "--no-corpus"],
+            cwd=tree, env={**os.environ, "PYTHONPATH": str(tree)},
+            capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        assert done.returncode == 1, done.stdout + done.stderr
+        assert said in done.stdout + done.stderr
 
 
 def test_adapter_without_subjects_fails_with_a_sentence(tree: Path) -> None:
