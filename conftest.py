@@ -1,5 +1,6 @@
 """Pytest wiring: which cells a run has, what it keeps, and whether it may be believed."""
 
+import os
 import secrets
 import sys
 import time
@@ -16,6 +17,7 @@ from harness.campaign import Absent, Campaign
 from harness.cells import cells
 from harness.engines import EngineError
 from harness.record import BAD, Record
+from harness.run import Cell
 from reports import matrix
 
 ROOT = Path(__file__).resolve().parent
@@ -66,13 +68,14 @@ class Session:
                 gate.requirement(text)
             for engine in self.engines:
                 engines.ops(engine)
-        except ValueError as error:
+        except (ValueError, EngineError) as error:
             raise pytest.UsageError(str(error)) from error
         seeds = ((self.worker or {}).get("seed"), config.option.seed, profile.seed)
         seed = next((s for s in seeds if s is not None), secrets.randbits(32))
         self.runs: Path = config.option.runs
         self.writer: rundir.RunWriter | None = None
         self.seen: list[Record] = []
+        self.cells: list[gate.CellName] = []
         self.campaign = Campaign(
             profile=profile,
             seed=seed,
@@ -96,6 +99,7 @@ class Session:
             "seed": self.campaign.seed,
             "cases": self.campaign.examples,
             "command": sys.argv[1:],
+            "pid": os.getpid(),
         }
 
     def keep(self, record: Record) -> None:
@@ -158,6 +162,13 @@ def pytest_runtest_makereport(
             report.outcome, report.longrepr = "passed", None
         else:  # of a fixture: pytest would go on to call the test without it
             report.outcome, report.longrepr = "skipped", (str(item.path), 0, f"Skipped: {why}")
+    elif report.skipped and "cell" in getattr(item, "fixturenames", ()):  # or xfailed
+        why = str(call.excinfo.value) if call.excinfo is not None else "no reason given"
+        report.outcome = "failed"
+        report.longrepr = (
+            f"{item.name} was skipped ({why}): only a cell that is absent here is not judged"
+        )
+        vars(report).pop("wasxfail", None)
     return report
 
 
@@ -168,6 +179,24 @@ def pytest_report_teststatus(report: pytest.TestReport) -> Any:
     return None
 
 
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Remember which cells are to be asked: those that no option left out."""
+    mine = session.config.stash[SESSION]
+    specs = [getattr(item, "callspec", None) for item in session.items]
+    mine.cells = [
+        (cell.op, cell.subject.name, cell.lane)
+        for cell in (spec.params.get("cell") for spec in specs if spec is not None)
+        if isinstance(cell, Cell)
+    ]
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """xdist: a worker's cells; each worker collects them all, the controller none."""
+    told = getattr(node, "workeroutput", {}).get("cells", ())
+    node.config.stash[SESSION].cells += [tuple(cell) for cell in told]
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """Close the run and let the gate decide whether it may be believed."""
@@ -176,8 +205,9 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     if mine.worker:
         if mine.writer is not None:
             mine.writer.close()
+        config.workeroutput["cells"] = mine.cells  # pyright: ignore[reportAttributeAccessIssue]
         return
-    asked_for = [*mine.required, *mine.engines]
+    asked_for = [*mine.required, *mine.engines, *_to_be_asked(session)]
     if mine.writer is None and not asked_for:
         return
     elapsed = round(time.monotonic() - mine.start, 1)
@@ -201,6 +231,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
         records,
         required=dict.fromkeys(required),
         engines=dict.fromkeys(mine.engines),
+        cells=dict.fromkeys(_to_be_asked(session)),
         minimum=least,
         minimums=minimums,
         lane_minimum=least,
@@ -208,6 +239,15 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     )
     config.stash[FOUND] = (found, records, folder)
     session.exitstatus = session.exitstatus or int(bool(found))
+
+
+def _to_be_asked(session: pytest.Session) -> list[gate.CellName]:
+    """The cells of the session; none of one that broke off, which is told already."""
+    broke_off = session.shouldstop or session.shouldfail or session.config.option.collectonly
+    ended = (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED)
+    if broke_off or session.exitstatus not in ended:
+        return []
+    return session.config.stash[SESSION].cells
 
 
 def pytest_terminal_summary(

@@ -1,5 +1,6 @@
 """Batched matrix product: what can be asked, how it is drawn, and shapes of models and bugs."""
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Self
@@ -106,6 +107,8 @@ class BmmCase(Case):
         fills = (*(INT8_FILLS if self.integral else REAL_FILLS), INDEX_PROBE)
         need(self.values in fills, f"values must be one of {', '.join(fills)}")
         need(min(self.batch, self.m, self.n, self.k) >= 1, "batch, m, n and k must be at least 1")
+        finite = math.isfinite(self.alpha) and math.isfinite(self.beta)
+        need(finite, "alpha and beta must be finite")
         need(self.addend in (None, "full", "row"), "addend must be full or row")
         need(self.beta == 1 or self.addend is not None, "beta needs addend")
         for layout in (self.a_layout, self.b_layout):

@@ -137,7 +137,7 @@ class Case(ABC):
         try:
             data = json.loads(text)
             return cls(**{name: _tuples(value) for name, value in data.items()})
-        except (TypeError, AttributeError, json.JSONDecodeError) as error:
+        except (TypeError, AttributeError, RecursionError, json.JSONDecodeError) as error:
             raise ValueError(
                 f"case={text[:200]!r} is not the JSON of a {cls.op} case ({error}); expected "
                 f"the fields {', '.join(f.name for f in fields(cls))}"

@@ -116,6 +116,8 @@ class MlaCase(Case):
         )  # fmt: skip
         need(min(sizes) >= 1, "batch, q_len, heads, columns, splits and pages must be at least 1")
         need(self.padding >= 0, "padding must not be negative")
+        mscale = 1.0 if self.mscale is None else self.mscale
+        need(mscale > 0 and math.isfinite(mscale), "mscale must be positive and finite")
         need(self.poison in ("finite", "nan"), "poison must be finite or nan")
         need(self.layout in ("packed", "joined"), "layout must be packed or joined")
         queries, keys = self.lengths()

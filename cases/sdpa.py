@@ -101,7 +101,11 @@ class SdpaCase(Case):
         need(self.window is None or self.window >= 1, "window must be at least 1")
         need(self.side in ("right", "left"), "side must be right or left")
         need(self.page_size is None or self.page_size >= 1, "page_size must be at least 1")
-        need(self.alibi is None or self.alibi > 0, "alibi must be positive")
+        for name in ("scale", "softcap", "alibi"):
+            x = getattr(self, name)
+            need(x is None or (x > 0 and math.isfinite(x)), f"{name} must be positive and finite")
+        room = torch.finfo(getattr(torch, self.dtype)).max / 2 if self.sinks is not None else 0
+        need(abs(self.sinks or 0) <= room, f"sinks must be at most half the largest {self.dtype}")
         need(self.poison in ("finite", "nan"), "poison must be finite or nan")
         for lens, top in ((self.kv_lens, self.kv_len), (self.q_lens, self.q_len)):
             need(

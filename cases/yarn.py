@@ -147,8 +147,18 @@ class YarnCase(Case):
         need(self.type_key in ("rope_type", "type", "both"), "type_key: rope_type, type or both")
         need(not self.nope or self.kv_heads == 1, "nope needs one key head")
         need(not (self.nope and self.partial), "nope excludes partial")
+        for name in ("base", "factor"):
+            x = getattr(self, name)
+            need(x is None or (x > 0 and math.isfinite(x)), f"{name} must be positive and finite")
+        need(min(self.max_positions, self.original_max or 1) >= 1, "contexts must be at least 1")
+        need(self.partial is None or 0 < self.partial <= 1, "partial is a share of the head")
         need(not (self.nested and self.old_names), "nested needs the new names")
         need(not (self.nested and self.original_at_top), "nested excludes original_at_top")
+        try:
+            read = self.rope
+        except (ValueError, TypeError, ArithmeticError) as error:
+            raise ValueError(f"no rope: {error}; got {self.to_json()}") from error
+        need(math.isfinite(read.attention_factor), "attention factor must be finite")
 
     @property
     def rope_type(self) -> str:

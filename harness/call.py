@@ -25,15 +25,19 @@ class Elsewhere(Exception):
     """Another kernel ran than the one that was meant."""
 
 
+class Escaped(Exception):
+    """The subject raised what is no Exception, such as a skip of pytest's or SystemExit."""
+
+
 def call(
     subject: Subject, case: Case, inputs: Inputs, device: str, timed: Timed, *, again: bool
 ) -> dict[str, torch.Tensor]:
     """What the subject says: outputs by name, on the CPU.
 
     again: ask twice, the second time with the path proof; both answers must have the same bits.
-        Before that the same shapes are asked with other values, every number negated, and then the
-        first answer is asked of the same tensors, overwritten: what a kernel keeps of an earlier
-        call (a packed weight, a table, a workspace), by shape or by address, must not be seen.
+        Before that the same shapes are asked with other values, every number negated; and the
+        second time those tensors are overwritten: what a kernel keeps of an earlier call (a packed
+        weight, a table, a workspace), by shape or by address, must not be seen.
 
     Raises:
         Wrong: the answer breaks the contract.
@@ -53,7 +57,7 @@ def call(
         with runtime.on(device):
             sent = {
                 name: runtime.refill(earlier[name], x, device)
-                if name in earlier and not traced
+                if traced and earlier
                 else runtime.send(x, device)
                 for name, x in inputs.items()
             }
@@ -82,13 +86,18 @@ def _outputs(
     subject: Subject, case: Case, sent: dict, runtime: runtimes.Runtime, device: str
 ) -> dict[str, torch.Tensor]:
     del device  # the tensors are there already
-    raw = subject.run(case, dict(sent))
-    if not isinstance(raw, Mapping):
-        raise Wrong(
-            f"the subject returned {type(raw).__name__}, expected a dict of "
-            f"{', '.join(case.output_dtypes())}"
-        )
-    return {name: _fetched(runtime, name, x) for name, x in raw.items()}
+    try:
+        raw = subject.run(case, dict(sent))
+        if not isinstance(raw, Mapping):
+            raise Wrong(
+                f"the subject returned {type(raw).__name__}, expected a dict of "
+                f"{', '.join(case.output_dtypes())}"
+            )
+        return {name: _fetched(runtime, name, x) for name, x in raw.items()}
+    except (Exception, KeyboardInterrupt):
+        raise
+    except BaseException as error:  # would end the test, the run or the worker without a record
+        raise Escaped(f"the subject raised {type(error).__name__}: {error}") from error
 
 
 def _traced(

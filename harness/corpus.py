@@ -99,7 +99,9 @@ class Entry:
             kind = cases.load(data.pop("op")).CASE
             data["case"] = kind.from_json(json.dumps(data["case"]))
             return cls(**data)
-        except (KeyError, TypeError, AttributeError, json.JSONDecodeError) as error:
+        except (
+            KeyError, TypeError, AttributeError, RecursionError, json.JSONDecodeError
+        ) as error:  # fmt: skip
             raise ValueError(f"not an entry of a corpus ({error!r})") from error
 
 

@@ -175,7 +175,7 @@ def load(source: str) -> Callable[..., Any]:
     path = Path(path_)
     if not colon or path.suffix != ".py" or not name.isidentifier():
         raise GivenError(f"{source!r} names no function; expected FILE.py:FUNCTION")
-    if not path.is_file():
+    if not _is_file(path):
         raise GivenError(f"{path} is no file; expected a Python file: check the path")
     module = _imported(path.resolve())
     if not hasattr(module, name):
@@ -192,6 +192,13 @@ def load(source: str) -> Callable[..., Any]:
     if not callable(found):
         raise GivenError(f"{source} is a {type(found).__name__}, expected a function")
     return found
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except (OSError, ValueError):  # longer than a name can be
+        return False
 
 
 def taken(source: str, function: Callable[..., Any], op: str) -> tuple[str, ...]:
@@ -243,7 +250,9 @@ def _imported(path: Path) -> ModuleType:
         sys.path.insert(0, str(path.parent))
     try:
         spec.loader.exec_module(module)
-    except (Exception, SystemExit) as error:
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # SystemExit, or a skip of pytest's
         said = str(error).splitlines()
         raise GivenError(
             f"{path} can't be imported: {type(error).__name__}: {said[0] if said else ''}; "
@@ -269,7 +278,9 @@ def _honest(op: str, source: str, program: Any) -> Program:
         try:
             said = dishonest(program, case)
             found = program(case, inputs, mode)
-        except Exception as error:
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # SystemExit, or a skip of pytest's
             raise ProgramError(
                 f"--program {source} raised {type(error).__name__}: {error}; expected a function "
                 "of (case, inputs, mode) that returns a MidRad for each output"

@@ -7,6 +7,9 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
+import cases
+from harness import lane
+
 FORMAT = 2
 """The version of the record's fields; a reader refuses a newer one."""
 
@@ -23,6 +26,10 @@ class Status(StrEnum):
     VACUOUS = "vacuous"  # the case can't tell
     KNOWN = "known"  # an accepted divergence of reports/known.toml
     ABSENT = "absent"  # the cell can't run here
+
+
+class Newer(ValueError):
+    """A record that a later version wrote; the message says what to do."""
 
 
 JUDGED = frozenset({Status.AGREE, Status.SUSPECT, Status.DRIFT, Status.DISAGREE, Status.ERROR})
@@ -81,22 +88,55 @@ class Record:
         """The record that `to_json` wrote.
 
         Raises:
-            ValueError: not a record, or one of a newer version.
+            ValueError: not a record.
+            Newer: one of a newer version.
         """
         try:
             data: dict[str, Any] = json.loads(line)
             version = data.pop("format")
             if version > FORMAT:
-                raise ValueError(
+                raise Newer(
                     f"record format={version} is newer than {FORMAT}, the newest that this "
                     "version reads; update kernel-parity"
                 )
+            _check(data)
             data["status"] = Status(data["status"])
             data["excess"] = float(data.get("excess", 0.0))
             data["where"] = tuple(data.get("where", ()))
             return cls(**data)
-        except (KeyError, TypeError, AttributeError, json.JSONDecodeError) as error:
+        except Newer:
+            raise
+        except (KeyError, TypeError, AttributeError, ValueError, RecursionError) as error:
             raise ValueError(f"{line[:80]!r} is not a record: {error}") from error
+
+
+_KINDS: dict[str, tuple[type, ...]] = {
+    f.name: {str: (str,), int: (int,), float: (float, int)}[f.type]  # pyright: ignore
+    for f in fields(Record)
+    if f.type in (str, int, float)
+} | {"status": (str,), "excess": (float, int, str), "where": (list,)}
+_KNOWN: dict[str, tuple[str, ...]] = {
+    "op": cases.OPS,
+    "lane": lane.NAMES,
+    "tier": tuple(lane.Tier),
+    "program": ("declared", "exact", "envelope"),
+    "lost": ("", "case", "worker"),
+}
+
+
+def _check(data: dict[str, Any]) -> None:
+    """Refuse values that no record has; names are the dataclass's to check.
+
+    Raises:
+        ValueError: there is one.
+    """
+    for name, value in data.items():
+        if type(value) not in _KINDS.get(name, (type(value),)):
+            raise ValueError(f"{name}={value!r} has the wrong type")
+        if name in _KNOWN and value not in _KNOWN[name]:
+            raise ValueError(f"{name}={value!r}, expected one of {', '.join(_KNOWN[name])}")
+    if not all(type(x) is int for x in data.get("where", ())):
+        raise ValueError(f"where={data['where']!r}, expected integers")
 
 
 def _plain(value: Any) -> Any:
@@ -111,9 +151,19 @@ def read(path: Path) -> Iterator[Record]:
     Raises:
         ValueError: a line is no record; the message names the file and the line.
     """
-    with path.open(encoding="utf-8") as lines:
+    with path.open("rb") as lines:
         for number, line in enumerate(lines, 1):
-            try:
-                yield Record.from_json(line)
-            except ValueError as error:
-                raise ValueError(f"{path}, line {number}: {error}") from error
+            yield parse(line, path, number)
+
+
+def parse(line: bytes, path: Path, number: int) -> Record:
+    """The record of a file's line.
+
+    Raises:
+        ValueError, Newer: as `Record.from_json`; the message names the file and the line.
+    """
+    try:
+        return Record.from_json(line.decode("utf-8"))
+    except ValueError as error:
+        kind = Newer if isinstance(error, Newer) else ValueError
+        raise kind(f"{path}, line {number}: {error}") from error

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.files import write_whole
-from harness.record import Record, read
+from harness.record import Newer, Record, parse, read
 
 FORMAT = 1
 """The version of run.json's fields; a reader refuses a newer one."""
@@ -44,6 +44,7 @@ class RunWriter:
     def __init__(self, folder: Path, worker: str) -> None:
         self.folder = folder
         self._notes: list[str] | None = None
+        self._count = 0
         try:
             path = folder / f"records-{worker}.jsonl"
             self._file = path.open("a", encoding="utf-8", buffering=1)
@@ -93,6 +94,7 @@ class RunWriter:
             for part in parts:
                 whole, note = _whole_lines(part)
                 out.write(whole)
+                self._count += whole.count(b"\n")
                 notes += note
             out.flush()
             os.fsync(out.fileno())
@@ -112,7 +114,8 @@ class RunWriter:
         try:
             notes = self.join()
             known = _read_info(self.folder)
-            _write_info(self.folder, {**known, **info, "notes": [*known.get("notes", []), *notes]})
+            told = {"notes": [*known.get("notes", []), *notes], "records": self._count}
+            _write_info(self.folder, {**known, **info, **told})
             done = self.folder.with_name(self.name)
             self.folder.rename(done)
             _sync(done.parent)
@@ -172,7 +175,8 @@ def read_run(folder: Path) -> tuple[dict[str, Any], list[Record]]:
     """run.json and the records of a run, finished or not.
 
     `info["complete"]` says whether it was finished; `info["notes"]` holds a sentence for each
-    half-written last line, which is not among the records.
+    half-written last line, and for each line of an unfinished run that can't be read: they are not
+    among the records.
 
     Raises:
         RunError: no run there, or one that is corrupt or newer than this version.
@@ -191,13 +195,19 @@ def read_run(folder: Path) -> tuple[dict[str, Any], list[Record]]:
     parts = [joined] if joined.is_file() else sorted(folder.glob("records-*.jsonl"))
     records: list[Record] = []
     for part in parts:
-        if info["complete"]:
-            try:
-                records += read(part)
-            except ValueError as error:
-                raise RunError(f"{error}; the run is damaged, run it again") from error
-        else:
-            records += _read_lines(part, info["notes"])
+        try:
+            records += read(part) if info["complete"] else _read_lines(part, info["notes"])
+        except Newer as error:
+            raise RunError(str(error)) from error
+        except ValueError as error:
+            raise RunError(f"{error}; the run is damaged, run it again") from error
+        except OSError as error:
+            raise _unreadable(part, error) from error
+    if info["complete"] and info.get("records", len(records)) != len(records):
+        raise RunError(
+            f"{joined} has {len(records)} records and {_INFO} says {info['records']}: the run is "
+            "damaged, run it again"
+        )
     return info, records
 
 
@@ -220,14 +230,21 @@ def latest(root: Path) -> Path:
 
 
 def _read_lines(part: Path, notes: list[str]) -> list[Record]:
+    """The records of an unfinished run's part; a note for each line that is none.
+
+    Raises:
+        Newer: one is of a newer version.
+    """
     whole, torn = _whole_lines(part)
     notes += torn
     out = []
-    for number, line in enumerate(whole.decode("utf-8").split("\n")[:-1], 1):
+    for number, line in enumerate(whole.split(b"\n")[:-1], 1):
         try:
-            out.append(Record.from_json(line))
+            out.append(parse(line, part, number))
+        except Newer:
+            raise
         except ValueError as error:
-            raise RunError(f"{part}, line {number}: {error}") from error
+            notes.append(f"{error}; the line is left out")
     return out
 
 
@@ -247,12 +264,18 @@ def _read_info(folder: Path) -> dict[str, Any]:
     try:
         info = json.loads(path.read_text(encoding="utf-8"))
         version = info.pop("format")
-    except (ValueError, KeyError, AttributeError, TypeError) as error:
+    except OSError as error:
+        raise _unreadable(path, error) from error
+    except (ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
         raise RunError(f"{path} is not a run's description: {error!r}; run it again") from error
     if not isinstance(version, int) or version > FORMAT:
         raise RunError(
             f"{path} has format={version!r}, expected at most {FORMAT}; update kernel-parity"
         )
+    if not isinstance(notes := info.get("notes", []), list) or not all(
+        isinstance(note, str) for note in notes
+    ):
+        raise RunError(f"{path} has notes={notes!r}, expected sentences; run it again")
     return info
 
 
@@ -274,4 +297,11 @@ def _unwritable(where: Path, error: OSError) -> RunError:
     return RunError(
         f"{where} can't be written ({error.strerror or error}); expected a folder for run records: "
         "free it, or name another with --runs"
+    )
+
+
+def _unreadable(where: Path, error: OSError) -> RunError:
+    return RunError(
+        f"{where} can't be read ({error.strerror or error}); expected a file that `parity run` "
+        "wrote: mend its rights, or run it again"
     )

@@ -1,5 +1,6 @@
 """What a user may type, checked by name before anything runs."""
 
+import contextlib
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -94,8 +95,9 @@ def folder(run: Path | None, runs: Path) -> Path:
     if run is None:
         return latest(runs)
     for found in (run, runs / run):
-        if found.is_dir():
-            return found
+        with contextlib.suppress(OSError, ValueError):  # longer than a name can be
+            if found.is_dir():
+                return found
     ends = [path for path in runs.glob("*") if path.is_dir() and path.name.endswith(str(run))]
     if len(ends) == 1:
         return ends[0]
@@ -115,9 +117,27 @@ def runtime(name: str) -> str:
 
 
 def resolved(source: str) -> str:
-    """FILE.py:NAME with the whole path, so that it can be found from another folder."""
+    """FILE.py:NAME with the whole path, so that it can be found from another folder.
+
+    Raises:
+        UsageError: it is nothing that a path can be.
+    """
     path, colon, name = source.rpartition(":")
-    return f"{Path(path).resolve()}:{name}" if colon and path else source
+    try:
+        return f"{Path(path).resolve()}:{name}" if colon and path else source
+    except (OSError, ValueError) as error:
+        raise UsageError(f"{source!r} is no path ({error}); expected FILE.py:FUNCTION") from error
+
+
+def said(option: str, value: str | None) -> str | None:
+    """The value of an option that may be left out; an empty one would pass for that.
+
+    Raises:
+        UsageError: it is empty.
+    """
+    if value is not None and not value.strip():
+        raise UsageError(f"{option} {value!r} is empty; name one, or leave it out for the default")
+    return value
 
 
 def positive(name: str, value: int | None) -> int | None:

@@ -2,6 +2,8 @@
 
 import dataclasses
 import hashlib
+import json
+import math
 
 import pytest
 import torch
@@ -231,3 +233,31 @@ def test_matching_by_field_range_list_and_property():
     assert not SMALL.matches({"q_len": [3, 4]})
     with pytest.raises(ValueError, match="'colour' is no attribute of SdpaCase"):
         SMALL.matches({"colour": 1})
+
+
+@pytest.mark.parametrize(
+    ("op", "name", "value"),
+    [
+        *(("sdpa", "scale", x) for x in (-1.0, 0.0, math.inf, math.nan)),
+        *(("sdpa", "softcap", x) for x in (-1.0, 0.0, math.inf, math.nan)),
+        *(("sdpa", "sinks", x) for x in (1e39, -1e39, math.inf, math.nan)),
+        *(("sdpa", "alibi", x) for x in (0.0, math.inf)),
+        *(("bmm", "alpha", x) for x in (math.inf, math.nan)),
+        *(("mla", "mscale", x) for x in (0.0, -1.0, math.inf)),
+        *(("yarn", "partial", x) for x in (0.0, 0.01, 1.5, -0.5, math.nan)),
+        *(("yarn", "base", x) for x in (0.0, -1.0, math.inf)),
+        *(("yarn", "factor", x) for x in (0.0, -1.0, math.nan)),
+    ],
+)
+def test_a_number_that_no_op_takes_is_refused(op, name, value):
+    """Not asked and then blamed on the subject, or on the program."""
+    data = json.loads(next(case for _, case in cases.load(op).PINNED).to_json())
+    with pytest.raises(ValueError, match=name):
+        cases.load(op).CASE.from_json(json.dumps({**data, name: value}))
+
+
+def test_a_share_of_the_head_is_whole_pairs():
+    data = json.loads(next(case for _, case in cases.load("yarn").PINNED).to_json())
+    text = json.dumps({**data, "head_dim": 4, "partial": 0.25})
+    with pytest.raises(ValueError, match="rotary_dim=1 must be even"):
+        cases.load("yarn").CASE.from_json(text)

@@ -77,6 +77,10 @@ def raises(q, k, v):
     raise KeyError("no such block")
 
 
+def leaves(q, k, v):
+    raise SystemExit(0)
+
+
 def short(q, k, v):
     return q[:, :1, :1]
 
@@ -166,6 +170,7 @@ def test_a_wrong_window_is_named_shrunk_kept_and_replayed(check, parity, file, t
     ("name", "said"),
     [
         ("raises", "KeyError: 'no such block'"),
+        ("leaves", "the subject raised SystemExit: 0"),
         ("short", "out has shape [1, 1, 1], expected"),
         ("nothing", "output out: expected a torch.Tensor, got NoneType"),
         ("three", "the function returned 3 values, expected at most out, lse"),
@@ -190,6 +195,7 @@ def test_a_function_that_does_not_answer_is_a_finding(check, file, name, said):
         (["broken.py:right"], "can't be imported: ModuleNotFoundError: No module named 'nowhere'"),
         (["syntax.py:right"], "can't be imported: SyntaxError: "),
         (["exits.py:right"], "can't be imported: SystemExit: "),
+        (["skips.py:right"], "can't be imported: Skipped: no torch"),
         (["mine.py:queries"], "needs an argument 'query', which sdpa has not; expected some of q"),
         (["mine.py:no_values"], "has no parameter v; expected some of q, k, v"),
         (["mine.py:positional"], "takes 'q' by position only, expected by keyword"),
@@ -209,6 +215,7 @@ def test_misuse_is_one_sentence(check, file, monkeypatch, words, said):
     Path("broken.py").write_text("import nowhere\n")
     Path("syntax.py").write_text("def right(:\n")
     Path("exits.py").write_text("raise SystemExit('usage: exits.py')\n")
+    Path("skips.py").write_text("import pytest\npytest.skip('no torch', allow_module_level=True)\n")
     code, out, err = check(*words)
     assert code == 2, out + err
     assert out == ""
@@ -255,6 +262,10 @@ def unbounded(case, inputs, mode):
 
 def raises(case, inputs, mode):
     return inputs["nothing"]
+
+
+def leaves(case, inputs, mode):
+    raise SystemExit(0)
 """
 
 
@@ -280,6 +291,9 @@ def test_a_program_is_used_and_can_hide_nothing(check, file):
     code, _, err = check(f"{file}:right", *words, f"{program}:raises")
     assert code == 2
     assert "replicated.py:raises raised KeyError" in err
+    code, _, err = check(f"{file}:right", *words, f"{program}:leaves")
+    assert code == 2
+    assert "replicated.py:leaves raised SystemExit" in err
 
 
 OTHERS = {

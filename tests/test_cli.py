@@ -66,6 +66,22 @@ def parity(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) 
         (["env", "create", "nowhere"], "environment='nowhere'", "vllm"),
         (["env", "create", "vllm", "--python", "/no/python"], "/no/python", "parity env create"),
         (["env", "create", "vllm", "--python=a", "--command=b"], "--command", "one of them"),
+        (["env", "create", "vllm", "--command", "'unclosed"], "--command", "No closing quotation"),
+        (["env", "create", "vllm", "--command", ""], "--command ''", "leave it out"),
+        (["env", "create", "vllm", "--command", "  "], "--command ''", "leave it out"),
+        (["env", "create", "vllm", "--python", ""], "--python ''", "leave it out"),
+        (["matrix", "x" * 300], "run='xxx", "expected one of"),
+        (["check", f"{'x' * 300}.py:f", "--op", "sdpa"], "xxx.py is no file", "check the path"),
+        (["check", f"{'x' * 5000}.py:f", "--op", "sdpa"], "xxx.py", "expected"),
+        (["check", "a\0b.py:f", "--op", "sdpa"], "'a\\x00b.py:f' is no path", "FILE.py:FUNCTION"),
+        (["check", "f.py:g", "--op", "sdpa", "--lane", ""], "lane=''", "expected one of"),
+        (["check", "f.py:g", "--op", "sdpa", "--program", ""], "--program ''", "leave it out"),
+        (["replay", "0000", "--subject", ""], "--subject ''", "leave it out"),
+        (["replay", "0000", "--lane", ""], "--lane ''", "leave it out"),
+        (["replay", "0" * 300, "--corpus", "no"], "case='000", "expected the beginning"),
+        (["repro", "0000", "-o", "x.py", "--lane", ""], "--lane ''", "leave it out"),
+        (["new", "engine", "tests"], "name='tests'", "lower case"),
+        (["new", "engine", "Ω"], "name='Ω'", "lower case"),
         (["env", "remove", "nowhere"], "environment='nowhere'", "vllm"),
         (["explain", "spda"], "op='spda'", "sdpa"),
         (["bench", "--op", "spda"], "op='spda'", "sdpa"),
@@ -164,7 +180,8 @@ def test_explain_has_contract_features_and_subjects(parity: Parity) -> None:
 def test_run_passes_on_what_was_asked(parity: Parity, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[list[str]] = []
 
-    def fake(words: list[str]) -> int:
+    def fake(words: list[str], runs: Path) -> int:
+        del runs
         asked.append(words)
         return 5
 

@@ -76,6 +76,7 @@ def test_what_an_engine_prints_does_no_harm(worker):
     ("name", "outcome", "words"),
     [
         ("raises", "raised", "ZeroDivisionError: division by zero"),
+        ("leaves", "raised", "the subject raised SystemExit: 0"),
         ("returns_a_gigabyte", "wrong", "out has shape [268435456], expected [2, 3, 4]"),
     ],
 )

@@ -4,6 +4,7 @@ Every `passes_...` is the heart of a check that a published harness uses. The te
 accepts the wrong answer, so that the hole is real, and that our comparator, runner or gate do not.
 """
 
+import asyncio
 import inspect
 import math
 from collections.abc import Iterator
@@ -226,9 +227,68 @@ def test_a_subject_of_the_breaker_is_rejected(run, said):
     assert said in record.why
 
 
+def lazily_negated(x: Tensor) -> Tensor:
+    view = torch.complex(torch.zeros_like(x), x).conj().imag
+    assert view.is_neg()
+    return view
+
+
+def test_a_lazily_negated_view_is_an_answer():
+    record = put(lambda case, t: {n: lazily_negated(-x) for n, x in RIGHT(case, t).items()})
+    assert record.status is Status.AGREE
+    again = replace(CASE, seed=8)
+    record = put(lambda case, t: {n: lazily_negated(x) for n, x in RIGHT(case, t).items()}, again)
+    assert record.status is Status.DISAGREE
+
+
 def test_a_tensor_on_another_device_is_rejected():
     record = put(lambda case, t: {n: x.to("meta") for n, x in RIGHT(case, t).items()})
     assert record.status in (Status.DISAGREE, Status.ERROR)
+
+
+def passes_unless_it_fails(run: Any) -> bool:
+    """pytest's own notion: what raises no Exception has not failed."""
+    try:
+        run(CASE, CASE.inputs())
+    except Exception:
+        return False
+    except BaseException:
+        return True
+    return True
+
+
+ESCAPES = (
+    pytest.skip.Exception("not today"),
+    pytest.xfail.Exception("known"),
+    SystemExit(0),
+    GeneratorExit(),
+    asyncio.CancelledError(),
+)
+
+
+@pytest.mark.parametrize("error", ESCAPES, ids=lambda error: type(error).__name__)
+def test_what_is_no_exception_ends_nothing(error):
+    def run(case: Any, t: Any) -> Any:
+        raise error
+
+    assert passes_unless_it_fails(run)
+    record = put(run)
+    assert record.status is Status.ERROR
+    assert f"the subject raised {type(error).__name__}" in record.why
+
+    class Lazy(dict):
+        def items(self) -> Any:
+            raise error
+
+    assert f"the subject raised {type(error).__name__}" in put(lambda case, t: Lazy()).why
+
+
+def test_ctrl_c_is_not_the_subject_s():
+    def run(case: Any, t: Any) -> Any:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        put(run)
 
 
 SHORT: Profile = replace(PROFILES["premerge"], examples=30)

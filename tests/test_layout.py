@@ -2,6 +2,7 @@
 
 import importlib
 import inspect
+import os
 import shutil
 import subprocess
 import sys
@@ -179,6 +180,80 @@ def test_adapter_that_cannot_be_imported_fails_with_a_sentence(tree: Path) -> No
     assert "harness/engines/acme/banded_mask.py can't be imported: ModuleNotFoundError" in said
 
 
+def test_adapter_that_skips_itself_fails_with_a_sentence(tree: Path) -> None:
+    """A skip at import would leave out the whole op, and pass."""
+    _engine(tree, "banded_mask", 'import pytest\n\npytest.importorskip("no_such_package")\n')
+    code, said = _pytest(tree)
+    assert code == 1
+    assert "harness/engines/acme/banded_mask.py can't be imported: Skipped" in said
+
+
+@pytest.mark.parametrize("how", ["skip", "xfail"])
+def test_a_cell_that_is_skipped_fails_with_a_sentence(tree: Path, how: str) -> None:
+    _engine(tree, "banded_mask", GOOD)
+    test = tree / "tests" / "test_banded_mask.py"
+    test.write_text(
+        f"import pytest\n\n\ndef test_agrees_with_reference(cell):\n    pytest.{how}('not now')\n"
+    )
+    code, said = _pytest(tree)
+    assert code == 1, said
+    assert "was skipped (not now): only a cell that is absent here is not judged" in said
+
+
+NO_RECORD = "no record: the cell was to be asked and was not"
+
+
+@pytest.mark.parametrize("workers", ["0", "2"])
+def test_a_cell_that_is_not_asked_is_a_finding(tree: Path, workers: str) -> None:
+    one, other = (f'subject("acme.banded_mask.{name}", right)' for name in ("one", "other"))
+    _engine(tree, "banded_mask", f"{HEAD}SUBJECTS = ({one}, {other})\n")
+    test = tree / "tests" / "test_banded_mask.py"
+    test.write_text(
+        "def test_agrees_with_reference(cell, campaign):\n"
+        "    if cell.subject.name.endswith('one'):\n        campaign.judge(cell)\n"
+    )
+    code, said = _pytest(tree, "--engine=acme", "-n", workers)
+    assert code == 1, said
+    found = [line for line in said.splitlines() if line.startswith("finding: ")]
+    assert found == [f"finding: acme.banded_mask.other@cpu: {NO_RECORD}"]
+    code, said = _pytest(tree, "--engine=acme", "-n", workers, "-k", "one")
+    assert code == 0, said
+    test.write_text("def test_agrees_with_reference(cell):\n    pass\n")
+    code, said = _pytest(tree, "--engine=acme", "-n", workers)
+    assert code == 1, said
+    assert "finding: nothing was judged" in said
+
+
+@pytest.mark.parametrize("workers", ["0", "1"])
+def test_of_a_run_that_broke_off_no_cell_is_missed(tree: Path, workers: str) -> None:
+    wrong, right = (
+        'subject("acme.banded_mask.a", lambda case, tensors: {})',
+        'subject("acme.banded_mask.b", right)',
+    )
+    _engine(tree, "banded_mask", f"{HEAD}SUBJECTS = ({wrong}, {right})\n")
+    code, said = _pytest(tree, "--engine=acme", "-n", workers, "-x")
+    assert code != 0
+    assert NO_RECORD not in said
+    assert "finding: acme.banded_mask.a@cpu: disagree" in said
+
+
+def test_a_subject_that_ends_the_process_does_not_pass(tree: Path) -> None:
+    ends = 'subject("acme.banded_mask.ends", lambda case, tensors: __import__("os")._exit(0))'
+    _engine(tree, "banded_mask", f"{HEAD}SUBJECTS = ({ends},)\n")
+    words = ("run", "--op=banded_mask", "--engine=acme", "--cases=5", f"--runs={tree / 'runs'}")
+    for workers, said in (
+        ("1", "exit code 0 before it was finished"),
+        ("2", "acme.banded_mask.ends"),
+    ):
+        done = subprocess.run(
+            [sys.executable, "-m", "reports.cli", *words, "--workers", workers, "--no-corpus"],
+            cwd=tree, env={**os.environ, "PYTHONPATH": str(tree)},
+            capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        assert done.returncode == 1, done.stdout + done.stderr
+        assert said in done.stdout + done.stderr
+
+
 def test_adapter_without_subjects_fails_with_a_sentence(tree: Path) -> None:
     _engine(tree, "banded_mask", "SUBJECTS = ()\n")
     code, said = _pytest(tree)
@@ -197,6 +272,9 @@ def test_no_framework_at_all_fails_with_a_sentence(tree: Path) -> None:
 
 BROKEN = {
     "raises": ("1 / 0", "ZeroDivisionError"),
+    "skips": ('__import__("pytest").skip("not today")', "the subject raised Skipped: not today"),
+    "xfails": ('__import__("pytest").xfail("known")', "the subject raised XFailed: known"),
+    "leaves": ('__import__("sys").exit(0)', "the subject raised SystemExit: 0"),
     "nothing": ("None", "the subject returned NoneType, expected a dict of visible"),
     "lacking": ("{}", "output visible is missing"),
     "shape": ('{"visible": torch.ones(1, 2, dtype=torch.bool)}', "has shape [1, 2], expected"),

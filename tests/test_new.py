@@ -55,7 +55,25 @@ def test_the_command_writes_a_folder(tree):  # noqa: F811
     assert "parity run --engine flash_attn" in said
 
 
-@pytest.mark.parametrize("name", ["flash-attn", "Flash", "class", "_mine", "1st", "", "a/b"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "flash-attn",
+        "Flash",
+        "class",
+        "_mine",
+        "1st",
+        "",
+        "a/b",
+        "tests",
+        "cases",
+        "harness",
+        "Ω",
+        "ﬁ",
+        "a²",
+        "a\n",
+    ],
+)
 def test_a_name_that_is_none_is_refused(tmp_path, name):
     with pytest.raises(ValueError, match="expected the package's Python name in lower case"):
         newengine.write(name, "sdpa", tmp_path)

@@ -166,11 +166,21 @@ def test_newer_record_is_refused(tmp_path: Path) -> None:
     folder = open_run(tmp_path).finish({})
     data = json.loads(RECORD.to_json())
     (folder / "records.jsonl").write_text(json.dumps({**data, "format": 999}) + "\n")
-    with pytest.raises(RunError, match="newer"):
+    with pytest.raises(RunError, match=r"newer.*update kernel-parity$"):
         read_run(folder)
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{}", '{"format": 999}', '{"format": "1"}', "{"])
+DEEP = '{"format": 1, "x": ' + "[" * 100_000
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("", "[]", "{}", '{"format": 999}', '{"format": "1"}', "{"),
+        *('{"format": 1, "notes": 5}', '{"format": 1, "notes": [5]}'),
+        pytest.param(DEEP, id="deep"),
+    ],
+)
 def test_corrupt_or_newer_description_is_refused(tmp_path: Path, text: str) -> None:
     folder = open_run(tmp_path).finish({})
     (folder / "run.json").write_text(text)
@@ -186,3 +196,62 @@ def test_truncated_finished_run_is_refused(tmp_path: Path) -> None:
     (folder / "records.jsonl").write_text(text[:-20])
     with pytest.raises(RunError, match="damaged"):
         read_run(folder)
+
+
+def test_a_finished_run_that_lost_whole_lines_is_refused(tmp_path: Path) -> None:
+    writer = open_run(tmp_path)
+    for _ in range(3):
+        writer.append(RECORD)
+    folder = writer.finish({})
+    lines = (folder / "records.jsonl").read_text().splitlines(keepends=True)
+    for kept in (2, 0):
+        (folder / "records.jsonl").write_text("".join(lines[:kept]))
+        with pytest.raises(RunError, match=rf"has {kept} records and run\.json says 3"):
+            read_run(folder)
+    info = json.loads((folder / "run.json").read_text())
+    del info["records"]  # as earlier versions wrote it
+    (folder / "run.json").write_text(json.dumps(info))
+    assert read_run(folder)[1] == []
+
+
+def test_a_bad_byte_of_an_unfinished_run_costs_its_line_alone(tmp_path: Path) -> None:
+    writer = open_run(tmp_path)
+    for _ in range(3):
+        writer.append(RECORD)
+    writer.close()
+    part = writer.folder / "records-main.jsonl"
+    lines = part.read_bytes().splitlines(keepends=True)
+    part.write_bytes(lines[0] + lines[1].replace(b"sdpa", b"sd\xffa") + lines[2])
+    info, records = read_run(writer.folder)
+    assert records == [RECORD] * 2
+    (note,) = info["notes"]
+    assert "records-main.jsonl, line 2: " in note
+    assert "the line is left out" in note
+
+
+@pytest.mark.parametrize(
+    ("name", "wrong"),
+    [
+        ("op", 5), ("op", "spda"), ("subject", None), ("lane", "nolane"), ("lane", ["cpu"]),
+        ("tier", "weird"), ("elements", "abc"), ("elements", True), ("exact", 1.5),
+        ("status", "good"), ("excess", "much"), ("excess", None), ("where", "abc"),
+        ("where", [1, "2"]), ("where", 5), ("why", 5), ("lost", "it"), ("program", "none"),
+        ("subject_ms", "3"), ("case", {}), ("colour", "red"), ("format", "2"),
+    ],
+)  # fmt: skip
+def test_a_value_that_no_record_has_is_refused(tmp_path: Path, name: str, wrong: object) -> None:
+    writer = open_run(tmp_path)
+    writer.append(RECORD)
+    folder = writer.finish({})
+    line = json.dumps({**json.loads(RECORD.to_json()), name: wrong})
+    (folder / "records.jsonl").write_text(line + "\n")
+    with pytest.raises(RunError, match=r"records\.jsonl, line 1: .* is not a record: .*damaged"):
+        read_run(folder)
+
+
+def test_a_path_that_is_no_file_is_a_sentence(tmp_path: Path) -> None:
+    writer = open_run(tmp_path)
+    writer.close()
+    (writer.folder / "records-gw0.jsonl").mkdir()
+    with pytest.raises(RunError, match=r"records-gw0\.jsonl can't be read \(Is a directory\)"):
+        read_run(writer.folder)

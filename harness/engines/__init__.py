@@ -8,6 +8,7 @@ import importlib
 import importlib.util
 import pkgutil
 from functools import cache
+from types import ModuleType
 
 import cases
 from harness.subject import Subject
@@ -29,7 +30,7 @@ def ops(engine: str) -> tuple[str, ...]:
     """
     if engine not in NAMES:
         raise ValueError(f"engine={engine!r} is unknown; expected one of {', '.join(NAMES)}")
-    package = importlib.import_module(f"harness.engines.{engine}")
+    package = _package(engine)
     found = sorted(m.name for m in pkgutil.iter_modules(package.__path__) if not m.ispkg)
     if strays := [name for name in found if name not in cases.OPS]:
         raise EngineError(
@@ -41,14 +42,14 @@ def ops(engine: str) -> tuple[str, ...]:
 
 def absent(engine: str) -> str | None:
     """Why the engine can't be asked here, or None: the packages it REQUIRES are not installed."""
-    package = importlib.import_module(f"harness.engines.{engine}")
+    package = _package(engine)
     missing = [name for name in package.REQUIRES if importlib.util.find_spec(name) is None]
     return f"not installed: {', '.join(missing)}" if missing else None
 
 
 def lanes(engine: str) -> tuple[str, ...]:
     """The lanes that the engine would serve if it were installed: its LANES, else cpu."""
-    return getattr(importlib.import_module(f"harness.engines.{engine}"), "LANES", ("cpu",))
+    return getattr(_package(engine), "LANES", ("cpu",))
 
 
 @cache
@@ -61,13 +62,7 @@ def subjects(engine: str, op: str) -> tuple[Subject, ...]:
     if op not in ops(engine):
         return ()
     where = f"harness/engines/{engine}/{op}.py"
-    try:
-        module = importlib.import_module(f"harness.engines.{engine}.{op}")
-    except Exception as error:
-        raise EngineError(
-            f"{where} can't be imported: {type(error).__name__}: {error}; mend the adapter, or "
-            f"pin the version of {engine} that it was written for"
-        ) from error
+    module = _imported(engine, f".{op}", where)
     found = getattr(module, "SUBJECTS", ())
     if not found or not all(isinstance(s, Subject) for s in found):
         raise EngineError(f"{where} must offer SUBJECTS, a tuple of at least one Subject")
@@ -75,3 +70,19 @@ def subjects(engine: str, op: str) -> tuple[Subject, ...]:
         if subject.engine != engine:
             raise EngineError(f"{where}: the name {subject.name!r} must begin with {engine!r}")
     return tuple(found)
+
+
+def _package(engine: str) -> ModuleType:
+    return _imported(engine, "", f"harness/engines/{engine}/__init__.py")
+
+
+def _imported(engine: str, module: str, where: str) -> ModuleType:
+    try:
+        return importlib.import_module(f"harness.engines.{engine}{module}")
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # a skip of pytest's would leave out the op, and pass
+        raise EngineError(
+            f"{where} can't be imported: {type(error).__name__}: {error}; mend the adapter, or "
+            f"pin the version of {engine} that it was written for"
+        ) from error

@@ -99,4 +99,5 @@ def _flat(x: torch.Tensor) -> torch.Tensor:
 def fetch(x: Any) -> torch.Tensor:
     if not isinstance(x, torch.Tensor):
         raise TypeError(f"expected a torch.Tensor, got {type(x).__name__}")
-    return x.detach().cpu()
+    # A lazily negated or conjugated view has no bits of its own yet.
+    return x.detach().resolve_conj().resolve_neg().cpu()

@@ -57,10 +57,10 @@ def check(
         source=str(usage.resolved(source)),
         op=name,
         runtime=usage.runtime(runtime),
-        lane=(usage.lanes([lane]) or ("",))[0] if lane else "",
+        lane="" if lane is None else (usage.lanes([lane]) or ("",))[0],
         features=None if features is None else tuple(_words(features)),
         dtypes=tuple(_dtype(text) for text in dtype or ()),
-        program="" if program is None else str(usage.resolved(program)),
+        program="" if usage.said("--program", program) is None else usage.resolved(program or ""),
     )
     count = usage.positive("cases", cases) or PROFILE.examples
     try:

@@ -38,7 +38,7 @@ def create(
     chosen = [_declared(name) for name in names]
     if python is not None and command is not None:
         raise UsageError("--python and --command: expected one of them; both name what to start")
-    words = [python] if python is not None else shlex.split(command or "")
+    words = _words(python, command)
     if words and len(chosen) > 1:
         raise UsageError(f"{len(chosen)} environments and one interpreter: name one at a time")
     options = ["--quiet", *(f"--extra-index-url={url}" for url in index or ())]
@@ -74,6 +74,23 @@ def remove(names: Names) -> None:
     for one in [_declared(name) for name in names]:
         gone = Store().remove(one, _say)
         print(f"{one.name}: {f'removed {len(gone)}' if gone else 'there was none'}")
+
+
+def _words(python: str | None, command: str | None) -> list[str]:
+    """What starts the interpreter that a person names; empty where one is to be built."""
+    if python is None and command is None:
+        return []
+    try:
+        words = [python] if python is not None else shlex.split(command or "")
+    except ValueError as error:
+        raise UsageError(
+            f"--command {command!r} is no shell command: {error}; expected words such as "
+            "'ssh host cd DIR && python3'"
+        ) from error
+    if not any(words):
+        option = "--python" if python is not None else "--command"
+        raise UsageError(f"{option} '' names no interpreter; leave it out to have one built")
+    return words
 
 
 def _declared(name: str) -> Declared:

@@ -8,7 +8,7 @@ from rich.console import Console
 from harness import corpus as _corpus
 from harness.record import BAD
 from harness.run import ask
-from reports import finding, lookup
+from reports import finding, lookup, usage
 from reports.options import CaseId, Findings, InRun, OnLane, Runs
 from reports.usage import RUNS
 
@@ -27,6 +27,7 @@ def replay(
 
     The case is looked up in the corpus, then in the latest run.
     """
+    subject, lane = usage.said("--subject", subject), usage.said("--lane", lane)
     found = lookup.case(case, corpus=corpus, runs=runs, run=run)
     cell = lookup.cell(found, subject, lane)
     record = ask(found.case, cell)

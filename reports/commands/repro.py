@@ -10,7 +10,7 @@ from harness import corpus as _corpus
 from harness import machine
 from harness.record import BAD
 from harness.run import ask
-from reports import lookup
+from reports import lookup, usage
 from reports.options import CaseId, Findings, InRun, OnLane, Runs
 from reports.repro import script
 from reports.repro.bundle import BundleError
@@ -29,6 +29,7 @@ def repro(
     corpus: Findings = _corpus.FOLDER,
 ) -> None:
     """Write a script that fails the same way on its own; it prints observed, expected and fault."""
+    subject, lane = usage.said("--subject", subject), usage.said("--lane", lane)
     found = lookup.case(case, corpus=corpus, runs=runs, run=run)
     cell = lookup.cell(found, subject, lane)
     again = f"`parity replay {found.case.id}` asks it here"

@@ -10,6 +10,7 @@ import typer
 
 from harness.cells import cells
 from harness.corpus import FOLDER
+from harness.rundir import RunError, finished, read_run
 from reports import usage
 from reports.options import AskedFindings, OnlyOps
 from reports.usage import ROOT, RUNS, UsageError
@@ -64,18 +65,36 @@ def run(
         demanded=demanded,
         workers=processes,
     )
-    raise typer.Exit(_code([sys.executable, "-m", "pytest", *words, *switches]))
+    raise typer.Exit(_code([sys.executable, "-m", "pytest", *words, *switches], runs.resolve()))
 
 
-def _code(command: list[str]) -> int:
-    """Run the command to its end and return its exit code.
+def _code(command: list[str], runs: Path) -> int:
+    """Run the command to its end and return its exit code; 1 where it passed without a run.
 
     Ctrl-C reaches the child as well; it is given the time to close the run.
     """
+    before = set(finished(runs))
     child = subprocess.Popen(command, cwd=ROOT)
     while True:
         with contextlib.suppress(KeyboardInterrupt):
-            return child.wait()
+            code = child.wait()
+            break
+    if code == 0 and not any(_pid(run) == child.pid for run in set(finished(runs)) - before):
+        print(
+            f"parity: the run ended with exit code 0 before it was finished: {runs} has no folder "
+            "of it; a subject that ends the process is at fault: `--workers 2` names the cell",
+            file=sys.stderr,
+        )
+        return 1
+    return code
+
+
+def _pid(run: Path) -> int | None:
+    """The process that finished the run."""
+    try:
+        return read_run(run)[0].get("pid")
+    except RunError:
+        return None
 
 
 def _asked(

@@ -6,11 +6,14 @@ The files are linted, typed and judged as they stand; NAME takes the place of ac
 import importlib
 import keyword
 import pkgutil
+import re
 from pathlib import Path
 
 from harness import engines
 
 OPS = tuple(sorted(m.name for m in pkgutil.iter_modules(__path__)))
+OURS = ("references", "cases", "harness", "reports", "tests", "conftest", "parity")
+"""What the harness itself is called at the top."""
 _HEAD = '"""acme: which of its kernels are asked, and where they run."""\n\nREQUIRES = ("torch",)\n'
 
 
@@ -18,9 +21,9 @@ def check(name: str, folder: Path) -> None:
     """Refuse a name that no new engine can have.
 
     Raises:
-        ValueError: it is no lower-case Python name, or taken.
+        ValueError: it is no lower-case Python name, one of ours, or taken.
     """
-    if not name.isidentifier() or name != name.lower() or name[0] == "_" or keyword.iskeyword(name):
+    if not re.fullmatch("[a-z][a-z0-9_]*", name) or keyword.iskeyword(name) or name in OURS:
         raise ValueError(
             f"name={name!r} can't be a folder of harness/engines; expected the package's Python "
             "name in lower case, such as flash_attn"

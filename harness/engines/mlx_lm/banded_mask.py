@@ -152,6 +152,10 @@ def _sized(case: BandedMaskCase) -> str | None:
     return _prompted(case)
 
 
+def _chunked(case: BandedMaskCase) -> str | None:
+    return "a chunked cache needs the length of a chunk" if case.chunk is None else None
+
+
 def _left(case: BandedMaskCase) -> list[int]:
     return list(case.left_padding or (0,) * (case.batch or 1))
 
@@ -207,5 +211,5 @@ SUBJECTS = (
         refusal=_prompted,
     ),
     _subject("batch_rotating", _cached(_rotating), PADDED | {"size"}, KEYS, refusal=_sized),
-    _subject("llama4", _llama4, frozenset({"offset", "chunk", "steps"}), KEYS),
+    _subject("llama4", _llama4, frozenset({"offset", "chunk", "steps"}), KEYS, refusal=_chunked),
 )

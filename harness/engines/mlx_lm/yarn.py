@@ -153,6 +153,8 @@ def _frequencies(case: YarnCase, rope: Any) -> mx.array:
 
 
 def _refusal(case: YarnCase) -> str | None:
+    if case.rope_type in ("yarn", "llama3", "linear", "dynamic") and case.factor is None:
+        return f"initialize_rope needs the factor of type {case.rope_type}"
     if case.lone_mscale:
         return "a lone mscale or mscale_all_dim counts, as in DeepSeek's own code"
     apart = max(abs(q - k) for q, k in zip(case.offsets, case.key_offsets, strict=True))

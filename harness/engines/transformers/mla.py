@@ -142,7 +142,11 @@ def _reordered(model: str, k_pe: torch.Tensor) -> torch.Tensor:
     return k_pe if model == "v2" else torch.cat([k_pe[..., 0::2], k_pe[..., 1::2]], -1)
 
 
-def _even(case: MlaCase) -> str | None:
+def _even(model: str, case: MlaCase) -> str | None:
+    if case.rope_dim % 2:
+        return "rope_dim is odd: columns are rotated in pairs"
+    if model == "v2" and case.dtype == "float32" and (case.nope_dim % 2 or case.latent_dim % 2):
+        return "nope_dim or latent_dim is odd: rotated pairs are viewed as complex where they lie"
     if case.kv_lens is not None and min(case.kv_lens) < case.q_len:
         return "left padding: every request has q_len new tokens"
     return None
@@ -168,7 +172,7 @@ def _subject(model: str, implementation: str, program: Program) -> Subject:
         dtypes=DTYPES,
         lanes=LANES,
         programs={"cpu": program},
-        refusal=_even,
+        refusal=functools.partial(_even, model),
     )
 
 

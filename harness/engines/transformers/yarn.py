@@ -233,6 +233,22 @@ _PLAIN = frozenset(FEATURES) - {
 """What a model without partial rotary, MLA or temperature supports."""
 
 
+_REQUIRED = {
+    "yarn": ("factor",),
+    "linear": ("factor",),
+    "dynamic": ("factor",),
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
+}
+
+
+def _incomplete(case: YarnCase) -> str | None:
+    """What the config's own check misses, rather than take the default."""
+    for name in _REQUIRED.get(case.rope_type, ()):
+        if getattr(case, name) is None:
+            return f"a config of type {case.rope_type} without {name} is rejected"
+    return None
+
+
 def _gpt_oss(case: YarnCase) -> str | None:
     if case.old_names and case.rope_type == "default":
         return "GptOssConfig without a rope dict has a YaRN of its own"
@@ -247,6 +263,8 @@ def _one_length(case: YarnCase) -> str | None:
 def _laguna(case: YarnCase) -> str | None:
     if case.type_key == "type":
         return "LagunaConfig reads no `type`"
+    if case.yarn and case.original_max is None:
+        return "LagunaConfig of type yarn without original_max is rejected"
     return _one_length(case)
 
 
@@ -263,7 +281,7 @@ def _subject(
         dtypes=DTYPES,
         lanes=("cpu", "mps", "cuda"),
         programs={"cpu": program(spec)},
-        refusal=lambda case: claims.lacking(case) or refusal(case),
+        refusal=lambda case: claims.lacking(case) or _incomplete(case) or refusal(case),
     )
 
 
