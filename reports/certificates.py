@@ -6,7 +6,7 @@ for, from the records, and then stays in the run's folder; no kernel runs.
 
 import json
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -27,6 +27,7 @@ WEIGHED = 24
 """Cases per program, evenly from those that agreed: fewer can only make a certificate coarser."""
 FILE = "certificates.json"
 """In the folder of a finished run."""
+Track = Callable[[list[list[Cell]]], Iterable[list[Cell]]]
 STRENGTHS = ("sure", "fresh")
 NAMED = 3
 """Faults that are named per program: the least certain that can show at all."""
@@ -52,15 +53,17 @@ class Row:
         return sorted(shown, key=lambda c: c.sure, reverse=True)[:NAMED]
 
 
-def of_run(folder: Path, records: Iterable[Record], *, complete: bool) -> list[Row]:
+def of_run(
+    folder: Path, records: Iterable[Record], *, complete: bool, track: Track = iter
+) -> list[Row]:
     """The rows kept in the run's folder, else those of its records, kept there if it is complete.
 
-    A folder that can't be written keeps none.
+    A folder that can't be written keeps none. track: goes through the programs that are weighed.
     """
     path = folder / FILE
     if path.is_file():
         return [_from_json(row) for row in json.loads(path.read_text(encoding="utf-8"))]
-    made = rows(records)
+    made = rows(records, track)
     if complete:
         with suppress(OSError):
             write_whole(path, json.dumps([_json(row) for row in made], allow_nan=False) + "\n")
@@ -83,7 +86,7 @@ def _from_json(data: dict[str, Any]) -> Row:
     return Row(**{**data, "subjects": tuple(data["subjects"]), "certificates": tuple(found)})
 
 
-def rows(records: Iterable[Record]) -> list[Row]:
+def rows(records: Iterable[Record], track: Track = iter) -> list[Row]:
     """A row for each program whose subjects agreed in some case of the run and are here."""
     asked: dict[tuple[str, str, str], dict[str, str]] = {}
     for record in records:
@@ -93,7 +96,7 @@ def rows(records: Iterable[Record]) -> list[Row]:
     for cell in cells(sorted({op for op, _, _ in asked})) if asked else ():
         if (cell.op, cell.subject.name, cell.lane) in asked:
             groups.setdefault((cell.op, id(cell.program)), []).append(cell)
-    return [_row(group, asked) for group in groups.values()]
+    return [_row(group, asked) for group in track(list(groups.values()))]
 
 
 def _row(group: Sequence[Cell], asked: dict[tuple[str, str, str], dict[str, str]]) -> Row:

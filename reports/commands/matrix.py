@@ -1,13 +1,16 @@
 """`parity matrix`: the matrix of a run that has been."""
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
 
 import pytest
 import typer
 from rich.console import Console
+from rich.progress import track
 
 from harness.certificate import MISS
+from harness.run import Cell
 from harness.rundir import read_run
 from reports import certificates as certified
 from reports import matrix as table
@@ -31,8 +34,14 @@ def matrix(
     folder = usage.folder(run, runs)
     info, records = read_run(folder)
     if certificates:
-        rows = certified.of_run(folder, records, complete=info["complete"])
-        Console(highlight=False).print(certified.table(rows))
+        rows = certified.of_run(folder, records, complete=info["complete"], track=_tracked)
+        if not rows:
+            print("No case of this run agreed with a subject that is here: nothing is certified.")
+            return
+        console = Console(highlight=False)
+        if not console.is_terminal:
+            console.width = 110
+        console.print(certified.table(rows))
         print(
             "In multiples of a whole fault of cases/defects: by the cases of this run, and by as "
             f"many fresh ones with a miss below {MISS:g}. Other faults that show are seen when "
@@ -53,3 +62,9 @@ def matrix(
     if info.get("exit") == pytest.ExitCode.INTERRUPTED:
         console.print("This run was interrupted: not every cell got its cases.", style="yellow")
     console.print(str(folder), markup=False, soft_wrap=True)
+
+
+def _tracked(programs: list[list[Cell]]) -> Iterator[list[Cell]]:
+    """A bar on a terminal: all programs of a run take minutes."""
+    console = Console(stderr=True)
+    yield from track(programs, description="weighing", console=console, transient=True)
