@@ -146,9 +146,11 @@ class SdpaCase(Case):
         """What stands where nothing must be read."""
         return math.nan if self.poison == "nan" else values.poison(self.dtype)
 
-    def first_key(self, request: int) -> int:
-        """Where the request's valid keys begin in its row."""
-        return self.kv_len - self._lens()[1][request] if self.side == "left" else 0
+    @property
+    def first_keys(self) -> tuple[int, ...]:
+        """Where the valid keys of each request begin in its row."""
+        lens = self._lens()[1]
+        return tuple(self.kv_len - n if self.side == "left" else 0 for n in lens)
 
     @property
     def pages(self) -> int:

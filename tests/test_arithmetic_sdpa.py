@@ -217,8 +217,8 @@ def test_a_kernel_called_for_each_request_has_its_tail_at_the_end_of_each(side: 
                 *(inputs[x][b, None, :, at].contiguous() for x, at in (("q", ...), *keys)),
                 attn_mask=inputs["visible"][b, None, :, :, keys[0][1]],
             )
-            for b, n in enumerate((33, 31))
-            for keys in [[(x, slice(case.first_key(b), case.first_key(b) + n)) for x in "kv"]]
+            for b, (first, n) in enumerate(zip(case.first_keys, (33, 31), strict=True))
+            for keys in [[(x, slice(first, first + n)) for x in "kv"]]
         ]
     )
     whole = program(torch_flash())

@@ -212,7 +212,8 @@ def by_request(run: Program) -> Program:
             return run(case, inputs, mode)
         parts = []
         for b, keys in enumerate(case.kv_lens):
-            mine, own = slice(b, b + 1), slice(case.first_key(b), case.first_key(b) + keys)
+            first = case.first_keys[b]
+            mine, own = slice(b, b + 1), slice(first, first + keys)
             one = replace(case, batch=1, kv_len=keys, kv_lens=None, side="right")
             given = {
                 **inputs,

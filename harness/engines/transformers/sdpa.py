@@ -89,8 +89,7 @@ def _bloom(
     batch, heads, q_len, keys = *q.shape[:3], k.shape[2]
     if slopes is None:
         slopes = torch.zeros(heads, device=q.device)
-    first = [case.first_key(b) for b in range(batch)]
-    position = torch.arange(keys)[None] - torch.tensor(first)[:, None]
+    position = torch.arange(keys)[None] - torch.tensor(case.first_keys)[:, None]
     bias = slopes[:, None] * position.clamp_min(0)[:, None].to(q.device)
     module: Any = SimpleNamespace(
         query_key_value=lambda x: x,
