@@ -325,3 +325,13 @@ def test_bmm_kernels_of_two_kinds_cover_all_features() -> None:
     assert frozenset().union(*questions.kinds("bmm")) == frozenset(cases.load("bmm").FEATURES)
     assert all(BmmCase.from_json(c.to_json()) == c for c in questions.drawn(
         "bmm", "bfloat16", 3, questions.kinds("bmm")[1]))  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_a_right_kernel_that_shows_its_stages_is_right_in_each(dtype: str):
+    [cell] = [c for c in correct.kernels("mla") if c.subject.name == "reference.mla.rounded"]
+    asked = [q for q in questions.asked("mla", dtype, 20, old=False) if q.drawn]
+    staged = [question.case for question in asked if "stages" in question.case.features()]
+    assert len(staged) > 3
+    for case in staged:
+        assert ask(case, cell).status is Status.AGREE

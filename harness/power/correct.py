@@ -36,7 +36,7 @@ def kernels(op: str) -> list[Cell]:
     """
 
     def once(case: Any, tensors: Tensors) -> Tensors:
-        return planted.in_full(case, case.expected(tensors))
+        return planted.staged(case, tensors, case.expected) or {}
 
     claims = questions.kinds(op)[0]
     found = [

@@ -139,8 +139,7 @@ class Trial:
         """What a kernel with this defect says, or None where the defect can't show."""
         if self._program is not None:
             return planted.faulty(self._program, defect, case, inputs)
-        answer = defect.answer(case, inputs)
-        return None if answer is None else planted.in_full(case, answer)
+        return planted.staged(case, inputs, lambda given: defect.answer(case, given))
 
     def right(self, case: Case, inputs: Inputs) -> Tensors:
         """What it says without the defect."""
@@ -159,7 +158,7 @@ class Trial:
 
     def _rightly(self, case: Case, inputs: Inputs) -> Tensors:
         if self._program is None:
-            return planted.in_full(case, case.expected(inputs))
+            return planted.staged(case, inputs, case.expected) or {}
         return planted.rounded(case, self._program(case, inputs, planted.mode(case)))
 
     def _same(self, named: str, defect: str, case: Case, inputs: Inputs) -> bool:
