@@ -119,6 +119,13 @@ def findings(measured: Measured) -> list[str]:
         if row.live and not row.caught:
             where = ", ".join(f"{t.dtype} ({t.shown} answers differ)" for t in row.live)
             said.append(f"{row.op} {row.defect}: never caught in {row.drawn} cases: {where}")
+        chance = miss(row.interval[0], NIGHTLY)
+        if row.live and measured.budget >= PREMERGE and chance > UNLIKELY:
+            said.append(
+                f"{row.op} {row.defect}: a nightly run may miss it with a chance of {chance:.0e}, "
+                f"expected below {UNLIKELY:g}: {row.killed} of {row.drawn} drawn cases kill it; "
+                "draw it more often, or show with --budget that more do"
+            )
     pairs = measured.pairs
     caught = sum(tally.caught for tally in pairs)
     if caught < PAIRS * len(pairs):

@@ -313,6 +313,10 @@ def test_too_few_pairs_names_or_a_failed_right_kernel_is_a_finding() -> None:
     assert report.findings(replace(good, rights=(wrong,)))[-1] == (
         "x.sdpa.y in float32 is right, and 1 of 4 cases failed it"
     )
+    rare = replace(tallies[0], drawn=180, shown=2, killed=2, named=2, right=2)
+    assert not report.findings(replace(good, tallies=(rare,)))
+    (said,) = report.findings(replace(good, budget=60, tallies=(rare,)))
+    assert "a nightly run may miss it with a chance of " in said
 
 
 def test_the_envelope_of_no_op_is_asked_for_declared_arithmetic() -> None:
