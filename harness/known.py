@@ -11,7 +11,7 @@ import cases
 from cases.case import Case
 
 _FIELDS = {"id", "op", "subjects", "spares", "when", "case", "why"}
-_OPTIONAL = {"without", "device", "link"}
+_OPTIONAL = {"without", "device", "cpu", "link"}
 SPARES = ("case", "dead")
 
 
@@ -22,6 +22,8 @@ class Known:
     subjects: name patterns (fnmatch). when: what a case must be (Case.matches).
     without: features that it must not use.
     device: the runtime's device that it is known of, e.g. "cpu" for MLX away from Metal; "": all.
+    cpu: the instruction set on which it was seen, as torch names it ("AVX2"): for undefined
+        behaviour, which need not show elsewhere; such cases are spared there as well. "": all.
     spares: "case": such a case is not judged; "dead": only its rows that see nothing are left out.
     pinned: one case that diverges; a test demands that it still does.
     """
@@ -35,6 +37,7 @@ class Known:
     why: str
     without: frozenset[str] = frozenset()
     device: str = ""
+    cpu: str = ""
     link: str = ""
 
     def covers(self, subject: str, device: str | None, case: Case) -> bool:
@@ -93,6 +96,7 @@ def _entry(path: Path, entry: Mapping[str, Any]) -> Known:
         why=entry["why"],
         without=frozenset(entry.get("without", ())),
         device=entry.get("device", ""),
+        cpu=entry.get("cpu", ""),
         link=entry.get("link", ""),
     )
     if not known.matches(pinned):

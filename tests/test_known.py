@@ -4,6 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from harness import known
 from harness.campaign import Absent
@@ -26,6 +27,9 @@ def test_a_known_divergence_still_diverges(entry):
     """Strict: when the engine has been mended, the entry must go."""
     named = [cell for cell in cells([entry.op]) if covered(entry, cell, device=entry.device)]
     assert named, f"{entry.id}: no subject matches {', '.join(entry.subjects)}"
+    here = torch.backends.cpu.get_cpu_capability()
+    if entry.cpu not in ("", here):
+        raise Absent(f"known on {entry.cpu}; this CPU has {here}")
     present = [
         cell for cell in named if covered(entry, cell) and cell.presence.tier is not Tier.ABSENT
     ]
