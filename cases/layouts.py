@@ -26,3 +26,8 @@ def lay_out(x: torch.Tensor, layout: str, poison: float) -> torch.Tensor:
         flat[3:] = x.reshape(-1)
         return flat[3:].view(x.shape)
     raise ValueError(f"layout={layout!r} is unknown; expected one of {', '.join(NAMES)}")
+
+
+def memory(x: torch.Tensor) -> torch.Tensor:
+    """All memory behind a tensor, in one dimension: the gaps between its strides, too. Shared."""
+    return torch.empty(0, dtype=x.dtype, device=x.device).set_(x.untyped_storage())

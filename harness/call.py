@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from cases.case import Case, Inputs
+from cases.layouts import memory
 from harness import contract, runtimes
 from harness.subject import Subject
 
@@ -45,7 +46,7 @@ def call(
         Exception: whatever the subject raises.
     """
     runtime = runtimes.load(subject.runtime)
-    answers, sent = [], {}
+    answers = []
     earlier: dict[str, Any] = {}
     if again:
         with runtime.on(device):
@@ -78,8 +79,7 @@ def _negated(x: torch.Tensor) -> torch.Tensor:
     """The same strides, and every number of the memory negated; positions and masks stay."""
     if not (x.is_floating_point() or x.dtype == torch.int8):
         return x
-    memory = torch.empty(0, dtype=x.dtype).set_(x.untyped_storage().clone())
-    return memory.neg_().as_strided(x.size(), x.stride(), x.storage_offset())
+    return memory(x).neg().as_strided(x.size(), x.stride(), x.storage_offset())
 
 
 def _outputs(

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 import torch
 
 from cases.case import Case, Inputs
+from cases.layouts import memory
 
 
 def broken(case: Case, observed: Mapping[str, torch.Tensor]) -> str | None:
@@ -37,7 +38,7 @@ def changed(before: Inputs, after: Mapping[str, torch.Tensor]) -> str | None:
     for name, x in before.items():
         y = after[name]
         if _laid_out(x) == _laid_out(y):
-            x, y = _memory(x), _memory(y)
+            x, y = memory(x), memory(y)
         if not torch.equal(_bits(x), _bits(y)):
             return f"the subject changed its input {name}"
     return None
@@ -54,10 +55,6 @@ def same(first: Mapping[str, torch.Tensor], second: Mapping[str, torch.Tensor]) 
 
 def _laid_out(x: torch.Tensor) -> tuple[object, ...]:
     return x.shape, x.stride(), x.storage_offset(), x.untyped_storage().nbytes()
-
-
-def _memory(x: torch.Tensor) -> torch.Tensor:
-    return torch.empty(0, dtype=x.dtype).set_(x.untyped_storage())
 
 
 def _bits(x: torch.Tensor) -> torch.Tensor:

@@ -8,6 +8,7 @@ import mlx.core as mx
 import numpy as np
 import torch
 
+from cases.layouts import memory
 from harness.lane import Presence, Tier
 
 _TORCH = {
@@ -55,10 +56,9 @@ def send(x: torch.Tensor, device: str) -> mx.array:
     del device  # unified memory
     if x.dtype not in _MLX:
         raise TypeError(f"dtype={x.dtype} has no MLX counterpart here")
-    flat = torch.empty(0, dtype=x.dtype).set_(x.untyped_storage())
     if x.is_contiguous() and x.storage_offset() == 0:
         return _array(x)
-    return mx.as_strided(_array(flat), tuple(x.shape), x.stride(), int(x.storage_offset()))
+    return mx.as_strided(_array(memory(x)), tuple(x.shape), x.stride(), int(x.storage_offset()))
 
 
 def refill(sent: mx.array, x: torch.Tensor, device: str) -> mx.array:

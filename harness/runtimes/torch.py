@@ -8,6 +8,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from cases.layouts import memory
 from harness.lane import Presence, Tier
 
 
@@ -75,25 +76,20 @@ def trace() -> Iterator[set[str]]:
 
 def send(x: torch.Tensor, device: str) -> torch.Tensor:
     """A copy of the whole storage, so that strides and what lies in the gaps go along."""
-    memory = x.untyped_storage().clone()
-    copy = torch.empty(0, dtype=x.dtype).set_(memory, x.storage_offset(), x.size(), x.stride())
+    copied = x.untyped_storage().clone()
+    copy = torch.empty(0, dtype=x.dtype).set_(copied, x.storage_offset(), x.size(), x.stride())
     return copy if device == "cpu" else _moved(copy, device)
 
 
 def _moved(x: torch.Tensor, device: str) -> torch.Tensor:
-    return _flat(x).to(device).as_strided(x.size(), x.stride(), x.storage_offset())
+    return memory(x).to(device).as_strided(x.size(), x.stride(), x.storage_offset())
 
 
 def refill(sent: torch.Tensor, x: torch.Tensor, device: str) -> torch.Tensor:
-    memory, values = _flat(sent), _flat(x)
-    if memory.shape != values.shape:  # the subject has resized it
+    before, values = memory(sent), memory(x)
+    if before.shape != values.shape:  # the subject has resized it
         return send(x, device)
-    return memory.copy_(values).as_strided(x.size(), x.stride(), x.storage_offset())
-
-
-def _flat(x: torch.Tensor) -> torch.Tensor:
-    """All memory of the tensor, the gaps between its strides included."""
-    return torch.empty(0, dtype=x.dtype, device=x.device).set_(x.untyped_storage())
+    return before.copy_(values).as_strided(x.size(), x.stride(), x.storage_offset())
 
 
 def fetch(x: Any) -> torch.Tensor:

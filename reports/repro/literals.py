@@ -9,6 +9,8 @@ from typing import Any
 
 import torch
 
+from cases.layouts import memory
+
 
 class NotPlain(Exception):
     """The value has no short source."""
@@ -73,7 +75,7 @@ def number(x: float) -> str:
 
 def tensor(x: torch.Tensor) -> str:
     """The source of a CPU tensor: values, dtype, strides, and what lies in the gaps."""
-    flat = torch.empty(0, dtype=x.dtype).set_(x.untyped_storage())
+    flat = memory(x)
     plain_ = x.is_contiguous() and x.storage_offset() == 0 and flat.numel() == x.numel()
     values = flat.double() if x.is_floating_point() else flat
     words = [number(v) if isinstance(v, float) else repr(v) for v in values.tolist()]
