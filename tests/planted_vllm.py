@@ -61,13 +61,13 @@ def _off_by_one(table: Any, pages: int) -> Any:
     return table
 
 
-def _entry_of_attention() -> contextlib.AbstractContextManager[Any]:
-    return _called_with(
-        "cpu_attention_with_kv_cache",
-        lambda given: (
-            given | {"block_table": _off_by_one(given["block_table"], len(given["key_cache"]))}
-        ),
-    )()
+_entry_of_attention = _called_with(
+    "cpu_attention_with_kv_cache",
+    lambda given: (
+        given | {"block_table": _off_by_one(given["block_table"], len(given["key_cache"]))}
+    ),
+)
+_wider = _attention(sliding_window=lambda window: window + 1 if window > 0 else window)
 
 
 def _entry_of_latent_decode() -> contextlib.AbstractContextManager[Any]:
@@ -126,14 +126,14 @@ PLANTS = (
         subject="vllm.sdpa.cpu_attention_vec",
         faults=("window-plus-one",),
         telling=replace(_ATTENTION, window=4),
-        patch=_attention(sliding_window=lambda window: window + 1 if window > 0 else window),
+        patch=_wider,
     ),
     Plant(
         name="window one key more than the kernel is planned for",
         subject="vllm.sdpa.cpu_attn_backend",
         faults=("window-plus-one",),
         telling=replace(_ATTENTION, window=4),
-        patch=_attention(sliding_window=lambda window: window + 1 if window > 0 else window),
+        patch=_wider,
     ),
     Plant(
         name="sinks dropped",
