@@ -8,7 +8,7 @@ import torch
 import cases
 from cases.case import Case, Inputs
 from cases.defects import Defect
-from harness import programs
+from harness import contract, programs
 from harness.arithmetic.formats import FORMATS, round_to
 from harness.arithmetic.midrad import MidRad
 from harness.arithmetic.mode import DET, PROB
@@ -98,6 +98,6 @@ def staged(
         if (answer := says(given)) is None:
             break
         before, out = out, in_full(case, answer)
-        if all(torch.equal(x.nan_to_num(), out[name].nan_to_num()) for name, x in before.items()):
+        if contract.same(before, out) is None:
             break
     return out

@@ -6,24 +6,17 @@ from dataclasses import dataclass
 from hypothesis import HealthCheck, Phase, given, seed, settings
 
 import cases
+from cases import sdpa
 from cases.case import Case
 from harness import corpus
 
 KINDS = {
     "bmm": (frozenset({"codes"}), frozenset({"a_layout", "codes"})),
-    "sdpa": (
-        frozenset({"page_size", "poison"}),
-        frozenset(
-            {
-                "causal", "window", "sinks", "softcap", "scale", "kv_lens", "q_lens", "side",
-                "schedule", "page_size", "poison", "alibi",
-            }
-        ),
-    ),
-}  # fmt: skip
+    "sdpa": (frozenset({"page_size", "poison"}), frozenset(sdpa.FEATURES) - {"layout", "lse"}),
+}
 """Where no kernel has all features, two kinds of kernel: all features but the first set's, and
 those of the second set alone. (A bmm that takes codes can't do without them; attention over pages
-packs its inputs itself, so it takes no layout and no padding, and gives no LSE.)"""
+packs its inputs itself, so it takes them in no layout, and gives no LSE.)"""
 
 
 @dataclass(frozen=True, kw_only=True)

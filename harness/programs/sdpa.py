@@ -211,8 +211,7 @@ def by_request(run: Program) -> Program:
         if case.kv_lens is None:
             return run(case, inputs, mode)
         parts = []
-        for b, keys in enumerate(case.kv_lens):
-            first = case.first_keys[b]
+        for b, (first, keys) in enumerate(zip(case.first_keys, case.kv_lens, strict=True)):
             mine, own = slice(b, b + 1), slice(first, first + keys)
             one = replace(case, batch=1, kv_len=keys, kv_lens=None, side="right")
             given = {

@@ -50,25 +50,23 @@ MODELS = {
 """By model_type: the architecture of its config.json, and module and class of vLLM's models."""
 
 
-def _get_rope(case: YarnCase, config: Any) -> Built:
+def _rope(case: YarnCase, config: Any) -> Any:
     """get_rope with the rope_parameters of the config, for pairs that lie either way."""
     hf = config.model_config.hf_config
-    rope = part("model_executor.layers.rotary_embedding").get_rope(
+    return part("model_executor.layers.rotary_embedding").get_rope(
         case.head_dim,
         max_position=hf.max_position_embeddings,
         rope_parameters=hf.rope_parameters,
         is_neox_style=not case.interleaved,
     )
-    return _module(rope), case.head_dim**-0.5
+
+
+def _get_rope(case: YarnCase, config: Any) -> Built:
+    return _module(_rope(case, config)), case.head_dim**-0.5
 
 
 def _get_rope_native(case: YarnCase, config: Any) -> Built:
-    rope = part("model_executor.layers.rotary_embedding").get_rope(
-        case.head_dim,
-        max_position=config.model_config.hf_config.max_position_embeddings,
-        rope_parameters=config.model_config.hf_config.rope_parameters,
-        is_neox_style=not case.interleaved,
-    )
+    rope = _rope(case, config)
     return _module(getattr(rope, "forward_native", rope)), case.head_dim**-0.5
 
 
@@ -94,18 +92,18 @@ def _ministral3(case: YarnCase, config: Any) -> Built:
         return torch.zeros_like(q)
 
     scale = attention.scaling
-    attention.attn, attention.o_proj = _Given(attend), _Given(lambda out: (out, None))
+    attention.attn, attention.o_proj = _Told(attend), _Told(lambda out: (out, None))
 
     def turn(case: YarnCase, q: Tensor, k: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
         flat = [x.transpose(1, 2).flatten(2).flatten(0, 1) for x in (q, k, k)]
-        attention.qkv_proj = _Given(lambda hidden: (torch.cat(flat, -1), None))
+        attention.qkv_proj = _Told(lambda hidden: (torch.cat(flat, -1), None))
         attention(positions.flatten(), flat[0])
         return _unpacked(q, caught[0]), _unpacked(k, caught[1])
 
     return turn, scale
 
 
-class _Given(nn.Module):
+class _Told(nn.Module):
     """A part of a model that does as it is told."""
 
     def __init__(self, does: Callable[..., Any]) -> None:
