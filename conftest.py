@@ -207,7 +207,8 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
             mine.writer.close()
         config.workeroutput["cells"] = mine.cells  # pyright: ignore[reportAttributeAccessIssue]
         return
-    asked_for = [*mine.required, *mine.engines, *_to_be_asked(session)]
+    to_be_asked = _to_be_asked(session)
+    asked_for = [*mine.required, *mine.engines, *to_be_asked]
     if mine.writer is None and not asked_for:
         return
     elapsed = round(time.monotonic() - mine.start, 1)
@@ -231,7 +232,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
         records,
         required=dict.fromkeys(required),
         engines=dict.fromkeys(mine.engines),
-        cells=dict.fromkeys(_to_be_asked(session)),
+        cells=dict.fromkeys(to_be_asked),
         minimum=least,
         minimums=minimums,
         lane_minimum=least,

@@ -113,7 +113,7 @@ class RunWriter:
         """
         try:
             notes = self.join()
-            known = _read_info(self.folder)
+            known = read_info(self.folder)
             told = {"notes": [*known.get("notes", []), *notes], "records": self._count}
             _write_info(self.folder, {**known, **info, **told})
             done = self.folder.with_name(self.name)
@@ -186,7 +186,7 @@ def read_run(folder: Path) -> tuple[dict[str, Any], list[Record]]:
             f"{folder} is no run: it has no {_INFO}; expected a folder that `parity run` wrote, "
             f"such as reports/out/runs/20261130T061530Z-3f9a1c"
         )
-    info = _read_info(folder)
+    info = read_info(folder)
     info["complete"] = not folder.name.endswith(PARTIAL)
     info.setdefault("notes", [])
     if info["complete"] and not (folder / _RECORDS).is_file():
@@ -259,7 +259,12 @@ def _whole_lines(part: Path) -> tuple[bytes, list[str]]:
     ]
 
 
-def _read_info(folder: Path) -> dict[str, Any]:
+def read_info(folder: Path) -> dict[str, Any]:
+    """run.json alone.
+
+    Raises:
+        RunError: it can't be read, or is newer than this version.
+    """
     path = folder / _INFO
     try:
         info = json.loads(path.read_text(encoding="utf-8"))

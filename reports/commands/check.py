@@ -54,13 +54,13 @@ def check(
     """
     (name,) = usage.ops([op])
     given = Given(
-        source=str(usage.resolved(source)),
+        source=usage.resolved(source),
         op=name,
         runtime=usage.runtime(runtime),
         lane="" if lane is None else (usage.lanes([lane]) or ("",))[0],
         features=None if features is None else tuple(_words(features)),
         dtypes=tuple(_dtype(text) for text in dtype or ()),
-        program="" if usage.said("--program", program) is None else usage.resolved(program or ""),
+        program=usage.resolved(usage.said("--program", program) or ""),
     )
     count = usage.positive("cases", cases) or PROFILE.examples
     try:

@@ -33,14 +33,14 @@ def matrix(
     """Print the matrix of a run: subject by lane, what was judged, how far from the limit."""
     folder = usage.folder(run, runs)
     info, records = read_run(folder)
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console.width = 110
     if certificates:
         rows = certified.of_run(folder, records, complete=info["complete"], track=_tracked)
         if not rows:
             print("No case of this run agreed with a subject that is here: nothing is certified.")
             return
-        console = Console(highlight=False)
-        if not console.is_terminal:
-            console.width = 110
         console.print(certified.table(rows))
         print(
             "In multiples of a whole fault of cases/defects: by the cases of this run, and by as "
@@ -51,9 +51,6 @@ def matrix(
     if markdown:
         print(table.markdown(records), end="")
         return
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console.width = 110
     console.print(table.terminal(records))
     for note in info["notes"]:
         console.print(f"note: {note}", style="yellow", markup=False)

@@ -10,7 +10,7 @@ import typer
 
 from harness.cells import cells
 from harness.corpus import FOLDER
-from harness.rundir import RunError, finished, read_run
+from harness.rundir import RunError, finished, read_info
 from reports import usage
 from reports.options import AskedFindings, OnlyOps
 from reports.usage import ROOT, RUNS, UsageError
@@ -92,7 +92,7 @@ def _code(command: list[str], runs: Path) -> int:
 def _pid(run: Path) -> int | None:
     """The process that finished the run."""
     try:
-        return read_run(run)[0].get("pid")
+        return read_info(run).get("pid")
     except RunError:
         return None
 
