@@ -9,7 +9,7 @@ from types import ModuleType
 
 SHARED = frozenset(
     {
-        "case", "values", "layouts", "defects", "drawing", "memory", "undrawn", "probes", "ranges",
+        "case", "values", "layouts", "defects", "drawing", "memory", "strategy", "probes", "ranges",
     }
 )  # fmt: skip
 OPS = tuple(sorted(m.name for m in pkgutil.iter_modules(__path__) if m.name not in SHARED))

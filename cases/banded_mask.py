@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import torch
 
 from cases.case import Case, Inputs
-from cases.drawing import among, anew, between, near, seeds, st, subset
+from cases.drawing import Draw, drawn
 from references.banded_mask import banded_mask
 
 FEATURES = {
@@ -269,9 +269,9 @@ def living(case: BandedMaskCase, right: int) -> list[int]:
     return row
 
 
-@anew
+@drawn
 def strategy(
-    draw: st.DrawFn, claims: frozenset[str], dtypes: tuple[str, ...], large: bool = False
+    draw: Draw, claims: frozenset[str], dtypes: tuple[str, ...], large: bool = False
 ) -> BandedMaskCase:
     """Cases that use only claimed features; shrinks towards few, small and featureless.
 
@@ -281,7 +281,7 @@ def strategy(
 
     large: nightly sizes (windows to 512 slots).
     """
-    on = subset(draw, claims, FEATURES)
+    on = draw.subset(claims, FEATURES)
     on = on - {"chunk"} if on & {"window", "size"} else on | ({"chunk"} & claims)
     if "right_padding" in on:
         on |= {"steps"} & claims
@@ -289,69 +289,69 @@ def strategy(
         on = on - {"window"}
     if "size" in claims and not on & {"window", "chunk"}:
         on |= {"size"}
-    reach = draw(among(*WINDOWS, *((128, 300, 512) if large else ())))
+    reach = draw.among(*WINDOWS, *((128, 300, 512) if large else ()))
     size = reach if "size" in on else None
     window = None
     if "window" in on:
-        window = draw(near(reach, low=1, high=max(reach - 1, 1))) if size else reach
+        window = draw.near(reach, low=1, high=max(reach - 1, 1)) if size else reach
     top = 3 * reach + 24
     alone = (True, True, False) if "keep" in on else (True, False)  # where keeping shows longest
-    n = 1 if draw(among(*alone)) else draw(near(1, reach, low=1, high=min(top, 64)))
+    n = 1 if draw.among(*alone) else draw.near(1, reach, low=1, high=min(top, 64))
     steps: tuple[int, ...] = ()
     offset, full = 0, False
     if "steps" in on:
         steps = _schedule(draw, reach, size or window if "size" in claims else None)
-        if size and size > n + 1 and draw(among(False, True, False)):
+        if size and size > n + 1 and draw.among(False, True, False):
             full = True  # to the last slot, and no further; or not quite
-            held = draw(near(size, low=n + 2, high=size))
-            first = draw(between(1, held - n - 1))
+            held = draw.near(size, low=n + 2, high=size)
+            first = draw.between(1, held - n - 1)
             steps = (first, held - n - first)
         offset = sum(steps)
     elif "offset" in on:
-        offset = draw(near(reach, max(reach - n, 0), low=0, high=top))
+        offset = draw.near(reach, max(reach - n, 0), low=0, high=top)
     beyond = 4 if on >= {"chunk", "left_padding"} else 1
     short = reach + beyond - offset - n
-    stay = full or (steps and draw(st.booleans()))  # nothing is hidden yet
+    stay = full or (steps and draw.either())  # nothing is hidden yet
     if on & {"window", "size", "chunk"} and short > 0 and not stay:
         steps = (*steps, short) if steps else ()
         offset, n = (offset + short, n) if "offset" in on or steps else (offset, n + short)
     return BandedMaskCase(
-        dtype=draw(among(*dtypes)),
-        seed=draw(seeds),
+        dtype=draw.among(*dtypes),
+        seed=draw.seed(),
         n=n,
         offset=offset,
         window=window,
         steps=steps,
         size=size,
-        keep=draw(between(1, size - 1)) if "keep" in on and size and size > 1 else 0,
+        keep=draw.between(1, size - 1) if "keep" in on and size and size > 1 else 0,
         chunk=reach if "chunk" in on else None,
         **_padding(draw, on, steps, offset + n, size or window, 3 if "chunk" in on else None),
     )
 
 
-def _schedule(draw: st.DrawFn, reach: int, size: int | None) -> tuple[int, ...]:
+def _schedule(draw: Draw, reach: int, size: int | None) -> tuple[int, ...]:
     """Prefill chunks, decode steps and trims, around the length of the window."""
     steps: list[int] = []
     top = 2 * reach + 8 if size is None else size - 1
-    trims = top > 0 and draw(among(False, True, False, False))
+    trims = top > 0 and draw.among(False, True, False, False)
     if trims:  # a rotating cache can only be trimmed before it is full
-        first = draw(near(reach, low=1, high=top))
-        steps = [first, -draw(near(first, low=1, high=first))]
-    for _ in range(draw(between(0 if trims else 2, 6))):
+        first = draw.near(reach, low=1, high=top)
+        steps = [first, -draw.near(first, low=1, high=first)]
+    for _ in range(draw.between(0 if trims else 2, 6)):
         live = sum(steps)
         may_trim = trims and live > 0 and (size is None or live < size)
-        match draw(among("chunk", "decode", *(("trim",) if may_trim else ()))):
+        match draw.among("chunk", "decode", *(("trim",) if may_trim else ())):
             case "chunk":
-                steps.append(draw(near(reach, reach - live, low=1, high=2 * reach + 8)))
+                steps.append(draw.near(reach, reach - live, low=1, high=2 * reach + 8))
             case "decode":
-                steps += [1] * draw(near(min(reach, 24), low=1, high=min(2 * reach, 40)))
+                steps += [1] * draw.near(min(reach, 24), low=1, high=min(2 * reach, 40))
             case "trim":
-                steps.append(-draw(near(live, low=1, high=live)))
+                steps.append(-draw.near(live, low=1, high=live))
     return tuple(steps)
 
 
 def _padding(
-    draw: st.DrawFn,
+    draw: Draw,
     on: frozenset[str],
     steps: tuple[int, ...],
     row: int,
@@ -363,7 +363,7 @@ def _padding(
     most: of left padding, where more would hide what else is asked.
     """
     hides = window is not None and "left_padding" in on  # all that the window of one query hides
-    batch = draw(between(2 if hides else 1, 3))
+    batch = draw.between(2 if hides else 1, 3)
     tops = {
         "left_padding": row if most is None else min(row, most),
         "right_padding": prompt_length(steps) if steps else row,
@@ -373,8 +373,8 @@ def _padding(
     for name, top in tops.items():
         if name in on and top:
             low = min(least[name], top)
-            first = draw(near(low, low=low, high=top))
-            rest = [draw(near(1, 3, low=0, high=top)) for _ in range(batch - 1)]
+            first = draw.near(low, low=low, high=top)
+            rest = [draw.near(1, 3, low=0, high=top) for _ in range(batch - 1)]
             if name == "left_padding" and hides:
                 rest[-1] = 0
             # One request on the left, another on the right: together they may hide all there is.

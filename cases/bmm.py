@@ -1,5 +1,6 @@
 """Batched matrix product: what can be asked, how it is drawn, and shapes of models and bugs."""
 
+import itertools
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -9,7 +10,7 @@ import torch
 
 from cases import values
 from cases.case import Case, Inputs
-from cases.drawing import RARELY, among, anew, between, near, seeds, st, subset
+from cases.drawing import Draw, drawn
 from cases.layouts import lay_out
 from cases.memory import remembered
 from references import bmm as reference
@@ -332,9 +333,9 @@ class Claims(frozenset[str]):
         return None
 
 
-@anew
+@drawn
 def strategy(
-    draw: st.DrawFn, claims: frozenset[str], dtypes: tuple[str, ...], large: bool = False
+    draw: Draw, claims: frozenset[str], dtypes: tuple[str, ...], large: bool = False
 ) -> BmmCase:
     """Cases that use only claimed features; shrinks towards few, small and featureless.
 
@@ -342,42 +343,42 @@ def strategy(
     the draws (up to 4096 along one axis). A subject that claims codes can't do without: they are
     always there.
     """
-    large = large and draw(RARELY)
-    dtype = draw(among(*dtypes))
-    on = subset(draw, claims - {"codes"}, FEATURES) | (claims & {"codes"})
+    large = large and draw.rarely()
+    dtype = draw.among(*dtypes)
+    on = draw.subset(claims - {"codes"}, FEATURES) | (claims & {"codes"})
     on -= {"codes"} if dtype == "int8" else frozenset()
     on -= {"alpha", "beta"} if dtype == "int8" else frozenset()
     on -= {"wide"} if dtype in ("int8", "float32") else frozenset()
     on |= {"addend"} if "beta" in on else frozenset()
-    layouts = {name: draw(among(*LAYOUTS[1:])) for name in ("a_layout", "b_layout") if name in on}
-    batch = draw(between(2 if "broadcast" in layouts.values() else 1, 3))
+    layouts = {name: draw.among(*LAYOUTS[1:]) for name in ("a_layout", "b_layout") if name in on}
+    batch = draw.between(2 if "broadcast" in layouts.values() else 1, 3)
     m, n, k = _sizes(draw, batch, (1 << 24) if large else (1 << 19), 4096 if large else 1100)
     whole = getattr(claims, "multiple", 1)
     n, k = (-(-size // whole) * whole for size in (n, k))
     fills = INT8_FILLS if dtype == "int8" else REAL_FILLS
     return BmmCase(
         dtype=dtype,
-        seed=draw(seeds),
-        values=draw(among(*fills)) if draw(st.booleans()) else fills[0],
+        seed=draw.seed(),
+        values=draw.mostly(fills[0], fills),
         batch=batch,
         m=m,
         n=n,
         k=k,
-        alpha=draw(among(2.0, 0.125, -1.5, 0.3)) if "alpha" in on else 1.0,
-        addend=draw(among("row", "full")) if "addend" in on else None,
-        beta=draw(among(-1.0, 0.5, 0.3)) if "beta" in on else 1.0,
+        alpha=draw.among(2.0, 0.125, -1.5, 0.3) if "alpha" in on else 1.0,
+        addend=draw.among("row", "full") if "addend" in on else None,
+        beta=draw.among(-1.0, 0.5, 0.3) if "beta" in on else 1.0,
         wide="wide" in on,
         codes="codes" in on,
         **layouts,
     )
 
 
-def _sizes(draw: st.DrawFn, batch: int, work: int, longest: int) -> tuple[int, int, int]:
+def _sizes(draw: Draw, batch: int, work: int, longest: int) -> tuple[int, int, int]:
     """m, n and k whose product with the batch is at most `work`, in any order of size."""
     sizes, left = {}, work // batch
-    for name in draw(st.permutations(("k", "n", "m"))):
+    for name in draw.among(*itertools.permutations(("k", "n", "m"))):
         high = min(longest, left)
-        size = draw(near(*TILES, low=1, high=min(high, 130)) | near(*TILES, low=1, high=high))
+        size = draw.near(*TILES, low=1, high=high if draw.either() else min(high, 130))
         sizes[name], left = size, left // size
     return sizes["m"], sizes["n"], sizes["k"]
 

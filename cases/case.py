@@ -123,6 +123,10 @@ class Case(ABC):
 
     def to_json(self) -> str:
         """One line that `from_json` turns into an equal case; defaults are left out."""
+        return self._json
+
+    @functools.cached_property
+    def _json(self) -> str:
         values = ((f, getattr(self, f.name)) for f in _fields(type(self)))
         data = {f.name: value for f, value in values if value != f.default}
         return json.dumps(data, sort_keys=True)
@@ -143,7 +147,7 @@ class Case(ABC):
                 f"the fields {', '.join(f.name for f in fields(cls))}"
             ) from error
 
-    @property
+    @functools.cached_property
     def id(self) -> str:
         """Twelve hex digits that name this case in records, reports and commands."""
         return hashlib.sha256(f"{self.op}:{self.to_json()}".encode()).hexdigest()[:12]

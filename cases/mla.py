@@ -9,7 +9,7 @@ import torch
 
 from cases import values
 from cases.case import Case, Inputs
-from cases.drawing import RARELY, among, anew, between, near, seeds, st, subset
+from cases.drawing import Draw, drawn
 from cases.memory import remembered
 from cases.probes.weights import ladder, rung
 from references import mla as reference
@@ -500,53 +500,53 @@ class Claims(frozenset[str]):
         return None
 
 
-@anew
+@drawn
 def strategy(
-    draw: st.DrawFn, claims: frozenset[str], dtypes: tuple[str, ...], large: bool = False
+    draw: Draw, claims: frozenset[str], dtypes: tuple[str, ...], large: bool = False
 ) -> MlaCase:
     """Cases that use only claimed features; shrinks towards few, small and featureless.
 
     claims: names from FEATURES. large: nightly sizes, in an eighth of the draws (some 20 times the
     pre-merge work).
     """
-    large = large and draw(RARELY)
-    on = subset(draw, claims, FEATURES)
+    large = large and draw.rarely()
+    on = draw.subset(claims, FEATURES)
     on |= {"q_len"} & claims if "schedule" in on else frozenset()
     budget = 4_000_000 if large else 200_000  # rows * keys * heads * latent
     most_weights = 17_000_000 if large else 600_000  # 128 heads of 512 columns, or 4
     sizes, pages = getattr(claims, "sizes", SIZES), getattr(claims, "pages", PAGES)
     on |= {"page_size"} if isinstance(claims, Claims) else frozenset()
-    latent, rope, nope, v_dim = draw(among(*sizes))
+    latent, rope, nope, v_dim = draw.among(*sizes)
     weights = latent * (nope + v_dim)
-    heads = draw(among(*[h for h in HEADS if h == 1 or h * weights <= most_weights]))
+    heads = draw.among(*[h for h in HEADS if h == 1 or h * weights <= most_weights])
     scheduled = {"schedule", "q_len"} <= on
     ragged = bool(on & {"q_lens", "kv_lens"}) and not scheduled
-    batch = draw(between(2, 3) if ragged else between(1, 2))
+    batch = draw.between(*(2, 3) if ragged else (1, 2))
     room = max(budget // (heads * latent), 3)  # rows * keys
     most = max(2, min(12, room // (8 * batch)))
-    q_len = draw(between(2, most)) if "q_len" in on else 1
+    q_len = draw.between(2, most) if "q_len" in on else 1
     top = max(q_len + 1, min(room // (batch * q_len), 4096 if large else 300))
-    page = draw(among(*pages)) if "page_size" in on else None
+    page = draw.among(*pages) if "page_size" in on else None
     low = q_len + (1 if on & {"kv_lens", "mscale", "splits"} else 0)
-    kv_len = draw(near(page or 16, 2 * (page or 32), low=low, high=top))
-    splits = draw(among(2, 3, 4, 8)) if "splits" in on else 1
+    kv_len = draw.near(page or 16, 2 * (page or 32), low=low, high=top)
+    splits = draw.among(2, 3, 4, 8) if "splits" in on else 1
     lengths: dict[str, Any] = {}
     if ragged:
         # One request is as long as q_len and kv_len say, and another is shorter.
-        whole = draw(between(0, batch - 1))
+        whole = draw.between(0, batch - 1)
         queries = [q_len] * batch
         if "q_lens" in on:
-            shorter = [draw(between(0, q_len - 1)) for _ in queries]
+            shorter = [draw.between(0, q_len - 1) for _ in queries]
             queries = [q_len if b == whole else shorter[b] for b in range(batch)]
             lengths["q_lens"] = tuple(queries)
         if "kv_lens" in on:
-            fewer = [draw(near(n, page or 16, low=n, high=kv_len - 1)) for n in queries]
+            fewer = [draw.near(n, page or 16, low=n, high=kv_len - 1) for n in queries]
             keys = [kv_len if b == whole else fewer[b] for b in range(batch)]
             lengths["kv_lens"] = tuple(keys)
     return MlaCase(
-        dtype=draw(among(*dtypes)),
-        seed=draw(seeds),
-        values=draw(among(*values.NAMES)) if draw(st.booleans()) else "normal",
+        dtype=draw.among(*dtypes),
+        seed=draw.seed(),
+        values=draw.mostly("normal", values.NAMES),
         batch=batch,
         q_len=q_len,
         kv_len=kv_len,
@@ -555,10 +555,10 @@ def strategy(
         rope_dim=rope,
         nope_dim=nope,
         v_dim=v_dim,
-        mscale=draw(among(*MSCALES)) if "mscale" in on else None,
+        mscale=draw.among(*MSCALES) if "mscale" in on else None,
         page_size=page,
         splits=splits,
-        padding=draw(between(1, 3)) if "padding" in on and not scheduled else 0,
+        padding=draw.between(1, 3) if "padding" in on and not scheduled else 0,
         poison="nan" if "poison" in on else "finite",
         layout="joined" if "layout" in on else "packed",
         lse="lse" in on,
@@ -568,12 +568,12 @@ def strategy(
     )
 
 
-def _chunks(draw: st.DrawFn, total: int) -> tuple[int, ...]:
+def _chunks(draw: Draw, total: int) -> tuple[int, ...]:
     """At least two chunks that add up to `total`: prefill first, then single decode steps."""
-    decode = draw(between(0, min(3, total - 1)))
+    decode = draw.between(0, min(3, total - 1))
     rest, chunks = total - decode, []
     while rest:
-        chunk = draw(between(1, rest if chunks or decode else rest - 1))
+        chunk = draw.between(1, rest if chunks or decode else rest - 1)
         chunks.append(chunk)
         rest -= chunk
     return (*chunks, *(1,) * decode)

@@ -2,20 +2,22 @@
 
 import itertools
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Self, TypeVar
 
 import torch
 
 from cases import values
 from cases.case import Case, Inputs
-from cases.drawing import RARELY, among, anew, between, mostly, near, seeds, st, subset
+from cases.drawing import Draw, drawn
 from cases.layouts import NAMES as LAYOUTS
 from cases.layouts import lay_out
 from cases.memory import remembered
 from cases.probes.weights import ladder, rung
 from references import sdpa as reference
+
+T = TypeVar("T")
 
 FEATURES = {
     "causal": "query i sees keys up to its own position; last query aligned with last key",
@@ -129,7 +131,7 @@ class SdpaCase(Case):
     @property
     def dead_rows(self) -> bool:
         """Some query that is asked for sees no key."""
-        return bool((~self._visible().any(-1) & self._rows()).any())
+        return any(q and (k == 0 or (self.causal and q > k)) for q, k in self._requests())
 
     @property
     def padded_keys(self) -> bool:
@@ -139,7 +141,7 @@ class SdpaCase(Case):
     @property
     def more_queries(self) -> bool:
         """A request has more queries than keys, so they can't all be its newest tokens."""
-        return any(q > k for q, k in zip(*self._lens(), strict=True))
+        return any(q > k for q, k in self._requests())
 
     @property
     def bad(self) -> float:
@@ -214,16 +216,14 @@ class SdpaCase(Case):
         return self._per_output(dead) if bool(dead.any()) else {}
 
     def vacuous(self, inputs: Inputs) -> str | None:
-        on = self.features()
-        mask = inputs["visible"][:, 0]
-        if self.window is not None and (self.window > self.kv_len or self._padded()):
-            others = (None, self.window + 1, max(self.window - 1, 1))
-            if all(torch.equal(mask, replace(self, window=w)._visible()) for w in others):
+        on, requests = self.features(), self._requests()
+        if self.window is not None:
+            farthest = max((k for q, k in requests if q), default=0) - 1  # from a last query
+            if farthest < max(self.window - 1, 1):
                 return f"window={self.window}: no key is clipped, nor by one less"
-        if "causal" in on and self.window is None and self.kv_len == self.q_len:
-            free = torch.equal(mask, replace(self, causal=False, schedule=())._visible())
-            if free:
-                return "causal: no key is hidden"
+        plain = "causal" in on and self.window is None and self.kv_len == self.q_len
+        if plain and all(q < 2 or k == 0 for q, k in requests):
+            return "causal: no key is hidden"
         if "kv_lens" in on and self.kv_lens and min(self.kv_lens) == self.kv_len:
             return "kv_lens: no key is padding"
         if "q_lens" in on and self.q_lens and min(self.q_lens) == self.q_len:
@@ -234,25 +234,41 @@ class SdpaCase(Case):
             return "schedule: a single step"
         if "poison" in on and not ({"kv_lens", "page_size"} & on or self.layout != LAYOUTS[0]):
             return "poison: there is nothing that must not be read"
-        if not bool(mask.any()):
+        if not any(q and k for q, k in requests):
             return "no key is visible to any query"
-        for name in ("sinks", "softcap", "alibi"):
-            if name in on and self._unseen(inputs, name):
-                return f"{name}={getattr(self, name)}: the output rounds to the same bits without"
+        for name in self._unseen(inputs, [n for n in ("sinks", "softcap", "alibi") if n in on]):
+            return f"{name}={getattr(self, name)}: the output rounds to the same bits without"
         return None
 
-    def _unseen(self, inputs: Inputs, name: str) -> bool:
-        """Whether no output shows it; mostly the last query does, which is far less to compute."""
-        off: dict[str, Any] = {name: None}
-        without = replace(self, **off)
+    def _unseen(self, inputs: Inputs, names: list[str]) -> list[str]:
+        """The features without which every output has the same bits."""
         dtype = getattr(torch, self.dtype)
-        for rows in (slice(-1, None), slice(None)):
-            some = {k: x[..., rows, :] if k in PER_QUERY else x for k, x in inputs.items()}
+        for some in self._glances(inputs) if names else ():
             right = self.expected(some)
-            wrong = without.expected({k: x for k, x in some.items() if k != name})
-            if any(not torch.equal(x.to(dtype), wrong[k].to(dtype)) for k, x in right.items()):
-                return False
-        return True
+
+            def hidden(name: str, some: Inputs = some, right: Inputs = right) -> bool:
+                off: dict[str, Any] = {name: None}
+                left = {k: x for k, x in some.items() if k != name}
+                without = replace(self, **off).expected(left)
+                return all(torch.equal(x.to(dtype), without[k].to(dtype)) for k, x in right.items())
+
+            names = list(filter(hidden, names))
+            if not names:
+                break
+        return names
+
+    def _glances(self, inputs: Inputs) -> Iterator[Inputs]:
+        """More and more of the attention: mostly little of it shows what is looked for.
+
+        The last query on the first kv head of the last request, the last query, everything.
+        """
+        last = {k: x[..., -1:, :] if k in PER_QUERY else x for k, x in inputs.items()}
+        group = self.heads // self.kv_heads
+        heads = {"q": group, "k": 1, "v": 1}
+        one = {k: x[-1:, : heads[k]] if k in heads else x for k, x in last.items()}
+        one |= {k: last[k][-1:] for k in ("visible", "distance") if k in last}
+        one |= {k: last[k][:group] for k in ("sinks", "alibi") if k in last}
+        yield from (one, last, inputs)
 
     def _lens(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
         return (
@@ -260,8 +276,9 @@ class SdpaCase(Case):
             self.kv_lens or (self.kv_len,) * self.batch,
         )
 
-    def _padded(self) -> bool:
-        return self.kv_lens is not None or self.q_lens is not None
+    def _requests(self) -> list[tuple[int, int]]:
+        """(queries, keys) of each request, padding not counted."""
+        return list(zip(*self._lens(), strict=True))
 
     def _visible(self) -> torch.Tensor:
         """bool [batch, q_len, kv_len]."""
@@ -298,7 +315,7 @@ def valid_slots(lens: tuple[int, ...], length: int, side: str) -> torch.Tensor:
 
 @remembered
 def _inputs(case: SdpaCase) -> tuple[tuple[str, torch.Tensor], ...]:
-    q, k, v = _filled(case)
+    q, k, v = (values.cast(x, case.dtype) for x in _filled(case))
     bad = case.bad
     q_lens, kv_lens = case._lens()
     if case.kv_lens is not None:
@@ -306,10 +323,8 @@ def _inputs(case: SdpaCase) -> tuple[tuple[str, torch.Tensor], ...]:
         k, v = k.masked_fill(padded, bad), v.masked_fill(padded, bad)
     if case.q_lens is not None:
         q = q.masked_fill(~valid_slots(q_lens, case.q_len, case.side)[:, None, :, None], 1.0)
-    out = {
-        name: lay_out(values.cast(x, case.dtype), case.layout, bad)
-        for name, x in (("q", q), ("k", k), ("v", v))
-    }
+    laid = (lay_out(x, case.layout, bad) for x in (q, k, v))
+    out = dict(zip("qkv", laid, strict=True))
     out["visible"] = case._visible()[:, None]
     if case.sinks is not None:
         spread = values.normal(case.seed, "sinks", (case.heads,)) * 0.5
@@ -400,10 +415,7 @@ def _named(case: SdpaCase) -> torch.Tensor:
     return owners.view(case.batch, case.kv_heads, 1, 1) * names
 
 
-_FEW_QUERIES = st.one_of(st.just(1), st.integers(2, 24))
-_FILLS = mostly("normal", values.NAMES[1:])
 _DIMS = (8, 16, 32, 64, 80, 96, 128)
-_SHAPES = st.sampled_from(tuple(itertools.product((1, 2, 3), (1, 2, 4, 5), _DIMS)))
 _LARGE_SHAPES = tuple(itertools.product((1, 2, 3, 8), (1, 2, 5, 8), (*_DIMS, 256)))
 """(kv_heads, query heads per kv head, head_dim), smallest first."""
 
@@ -448,9 +460,9 @@ class Claims(frozenset[str]):
         return None
 
 
-@anew
+@drawn
 def strategy(
-    draw: st.DrawFn, claims: frozenset[str], dtypes: tuple[str, ...], large: bool = False
+    draw: Draw, claims: frozenset[str], dtypes: tuple[str, ...], large: bool = False
 ) -> SdpaCase:
     """Cases that use only claimed features; shrinks towards few, small and featureless.
 
@@ -459,35 +471,47 @@ def strategy(
     claims: names from FEATURES; `Claims` for the sizes too. large: nightly sizes, in an eighth of
     the draws (kv_len to 4096, head_dim to 256).
     """
-    large = large and draw(RARELY)
-    on = subset(draw, claims, FEATURES)
+    large = large and draw.rarely()
+    on = draw.subset(claims, FEATURES)
     on |= {"causal"} if on & {"window", "schedule"} else frozenset()
     on -= {"schedule"} if on & {"kv_lens", "q_lens"} else frozenset()
-    window = draw(among(*WINDOWS)) if "window" in on else None
+
+    def value(name: str, *options: T) -> T | None:
+        """Of a feature that is on; drawn if it is off, too, which keeps all that follows."""
+        found = draw.among(*options) if name in claims else None
+        return found if name in on else None
+
+    dtype, seed, fill = draw.among(*dtypes), draw.seed(), draw.mostly("normal", values.NAMES[1:])
+    window = value("window", *WINDOWS)
+    sinks, softcap = value("sinks", 0.0, -4.0, 4.0), value("softcap", 2.0, 20.0, 50.0)
+    scale, alibi = value("scale", 1.0, 0.0625, 0.3), value("alibi", 8.0, 4.0)
+    layout = value("layout", *LAYOUTS[1:]) or LAYOUTS[0]
+    page_size = value("page_size", *getattr(claims, "pages", PAGES))
+    poison = "nan" if "poison" in claims and draw.rarely() else "finite"
     q_len, kv_len = _lengths(draw, window, "schedule" in on, "window" not in claims, large)
-    kv_heads, group, head_dim = draw(_within(q_len * kv_len) if large else _SHAPES)
-    if isinstance(claims, Claims):
-        head_dim = draw(among(*claims.head_dims))
+    kv_heads, group, head_dim = _shape(draw, getattr(claims, "head_dims", _DIMS))
+    if large:
+        kv_heads, group, head_dim = _large_shape(draw, q_len * kv_len)
+        head_dim = draw.among(*claims.head_dims) if isinstance(claims, Claims) else head_dim
     cached = isinstance(claims, Claims) and claims.cached
     if cached and q_len > kv_len:
         q_len, kv_len = kv_len, q_len
     padded = on & {"kv_lens", "q_lens"}
-    batch = draw(between(2, 3) if padded else between(1, 2))
-    whole = draw(between(0, batch - 1)) if padded else 0  # the request without padding
+    batch = draw.between(*(2, 3) if padded else (1, 2))
+    whole = draw.between(0, batch - 1) if padded else 0  # the request without padding
     if q_len == kv_len == 1 and window is None:
         on -= {"causal"}  # nothing to hide
-    on -= {"alibi"} if kv_len == 1 or window == 1 else frozenset()  # nor to weigh otherwise
+    if kv_len == 1 or window == 1:
+        alibi = None  # nor to weigh otherwise
     kv_lens = _ragged(draw, batch, whole, kv_len, window or 1) if "kv_lens" in on else None
     q_lens = _ragged(draw, batch, whole, q_len, 1) if "q_lens" in on else None
     if cached and kv_lens is not None:
         rows = q_lens or (q_len,) * batch
         kv_lens = tuple(max(q, k) for q, k in zip(rows, kv_lens, strict=True))
-    pages = getattr(claims, "pages", PAGES)
-    poisoned = "poison" in on and bool(on & {"kv_lens", "page_size"})
     return SdpaCase(
-        dtype=draw(among(*dtypes)),
-        seed=draw(seeds),
-        values=draw(_FILLS),
+        dtype=dtype,
+        seed=seed,
+        values=fill,
         batch=batch,
         q_len=q_len,
         kv_len=kv_len,
@@ -496,70 +520,72 @@ def strategy(
         head_dim=head_dim,
         causal="causal" in on,
         window=window,
-        sinks=draw(among(0.0, -4.0, 4.0)) if "sinks" in on else None,
-        softcap=draw(among(2.0, 20.0, 50.0)) if "softcap" in on else None,
-        scale=draw(among(1.0, 0.0625, 0.3)) if "scale" in on else None,
+        sinks=sinks,
+        softcap=softcap,
+        scale=scale,
         kv_lens=kv_lens,
         q_lens=q_lens,
         side="left" if "side" in on and padded else "right",
-        layout=draw(among(*LAYOUTS[1:])) if "layout" in on else LAYOUTS[0],
+        layout=layout,
         lse="lse" in on,
         schedule=_split(draw, q_len) if "schedule" in on else (),
-        page_size=draw(among(*pages)) if "page_size" in on else None,
-        poison="nan" if poisoned and draw(RARELY) else "finite",
-        alibi=draw(among(8.0, 4.0)) if "alibi" in on else None,
+        page_size=page_size,
+        poison=poison if "poison" in on and on & {"kv_lens", "page_size"} else "finite",
+        alibi=alibi,
     )
 
 
-def _within(pairs: int) -> st.SearchStrategy[tuple[int, int, int]]:
-    """Nightly shapes that `pairs` of query and key cost no more than seconds."""
+def _shape(draw: Draw, head_dims: tuple[int, ...]) -> tuple[int, int, int]:
+    """(kv_heads, query heads per kv head, head_dim)."""
+    return draw.between(1, 3), draw.among(1, 2, 4, 5), draw.among(*head_dims)
+
+
+def _large_shape(draw: Draw, pairs: int) -> tuple[int, int, int]:
+    """A nightly one that `pairs` of query and key cost no more than seconds."""
     fit = [s for s in _LARGE_SHAPES if math.prod(s) * pairs <= LARGEST_WORK]
-    return among(*(fit or _LARGE_SHAPES[:1]))
+    return draw.among(*(fit or _LARGE_SHAPES[:1]))
 
 
 def _lengths(
-    draw: st.DrawFn, window: int | None, scheduled: bool, plain: bool, large: bool
+    draw: Draw, window: int | None, scheduled: bool, plain: bool, large: bool
 ) -> tuple[int, int]:
     """(q_len, kv_len): one query, few queries over many keys, square, or more queries than keys.
 
     plain: the subject knows no window; squares are what its causal kernel is made for.
     """
-    kinds = ("single", "square", "longer", "shorter", "shorter")
-    kind = "shorter" if window or scheduled else draw(among(*kinds))
-    if plain and not scheduled and kind != "single":
-        kind = draw(among(kind, "square"))
+    kind = draw.among("single", "square", "longer", "shorter", "shorter")
+    more, beyond = draw.either(), draw.among(1, 2, 0, 3, 17, 64)
+    kv_len = draw.near(*BLOCKS, low=1, high=4096 if large else 300)
+    q_len, surplus = draw.near(8, 16, low=2, high=24), draw.between(1, 23)
     if window is not None:  # around the window, mostly beyond it
-        kv_len = window + draw(among(1, 2, 0, 3, 17, 64))
-    else:
-        kv_len = draw(near(*BLOCKS, low=1, high=4096 if large else 300))
+        kv_len = window + beyond
     if scheduled:
         kv_len = max(kv_len, 2)
-        return draw(near(8, 16, low=2, high=min(kv_len, 24))), kv_len
+        return min(q_len, kv_len), kv_len
     if window is not None:
-        return draw(_FEW_QUERIES), kv_len
+        return q_len if more else 1, kv_len
     if kind == "single":
         return 1, kv_len
-    q_len = draw(near(8, 16, low=2, high=24))
-    if kind == "square":
+    if kind == "square" or (plain and more):
         return q_len, q_len
     if kind == "longer":
-        return q_len, draw(between(1, q_len - 1))
+        return q_len, max(1, q_len - surplus)
     return q_len, max(kv_len, q_len + 1)
 
 
-def _ragged(draw: st.DrawFn, batch: int, whole: int, length: int, edge: int) -> tuple[int, ...]:
+def _ragged(draw: Draw, batch: int, whole: int, length: int, edge: int) -> tuple[int, ...]:
     """Valid lengths, 0 among them; request `whole` is full and the others are not."""
-    lens = [draw(near(edge, low=0, high=length - 1)) for _ in range(batch - 1)]
+    lens = [draw.near(edge, low=0, high=length - 1) for _ in range(batch - 1)]
     lens.insert(whole, length)
     return tuple(lens)
 
 
-def _split(draw: st.DrawFn, total: int) -> tuple[int, ...]:
+def _split(draw: Draw, total: int) -> tuple[int, ...]:
     """At least two chunks that add up to `total`: prefill chunks, then single decode steps."""
-    decode = draw(between(0, min(3, total - 1)))
+    decode = draw.between(0, min(3, total - 1))
     rest, chunks = total - decode, []
     while rest:
-        chunk = draw(between(1, rest if decode or chunks else rest - 1))
+        chunk = draw.between(1, rest if decode or chunks else rest - 1)
         chunks.append(chunk)
         rest -= chunk
     return (*chunks, *(1,) * decode)

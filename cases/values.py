@@ -36,6 +36,7 @@ INDEPENDENT = frozenset({"normal", "small", "loud", "peaked", "flat", "outlier"}
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _MIX = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
 _EVEN_HALVES = np.uint64(0x0000FFFF0000FFFF)
+_BOTH_HALVES = np.uint64(2**32 + 1)
 _BLOCK = 1 << 13
 """Words made at a time: they stay in the cache, which makes millions of them six times faster."""
 _STEPS = np.arange(1, _BLOCK + 1, dtype=np.uint64) * _GOLDEN
@@ -71,11 +72,16 @@ def normal(seed: int, name: str, shape: tuple[int, ...]) -> torch.Tensor:
     key, out = _key(seed, name), np.empty(math.prod(shape))
     for start in range(0, out.size, _BLOCK):
         raw = splitmix(key, min(_BLOCK, out.size - start), start)
-        pairs = (raw & _EVEN_HALVES) + ((raw >> np.uint64(16)) & _EVEN_HALVES)
-        total = (pairs & np.uint64(0xFFFFFFFF)) + (pairs >> np.uint64(32))
-        out[start : start + _BLOCK] = total
-    out -= 2 * 65535
-    out *= 7 * 2.0**-18
+        odd = raw >> np.uint64(16)
+        odd &= _EVEN_HALVES
+        raw &= _EVEN_HALVES
+        raw += odd
+        raw *= _BOTH_HALVES  # their sum, in the upper one
+        raw >>= np.uint64(32)
+        block = out[start : start + _BLOCK]
+        block[:] = raw.view(np.int64)  # signed ones convert faster
+        block -= 2 * 65535
+        block *= 7 * 2.0**-18
     return torch.from_numpy(out.reshape(shape))
 
 

@@ -10,7 +10,7 @@ import torch
 
 from cases import values
 from cases.case import Case, Inputs
-from cases.drawing import among, anew, between, near, seeds, st, subset
+from cases.drawing import Draw, drawn
 from cases.memory import remembered
 from references import yarn as reference
 
@@ -565,22 +565,22 @@ class Claims(frozenset[str]):
         return f"only asked with {', '.join(missing)}" if missing else None
 
 
-@anew
+@drawn
 def strategy(
-    draw: st.DrawFn, claims: frozenset[str], dtypes: tuple[str, ...], large: bool = False
+    draw: Draw, claims: frozenset[str], dtypes: tuple[str, ...], large: bool = False
 ) -> YarnCase:
     """Cases that use only claimed features; shrinks towards few, small and plain rope.
 
     claims: names from FEATURES; `Claims` for those that every case must have. large: nightly sizes.
     """
     always = getattr(claims, "always", frozenset[str]())
-    theme = draw(among(*_themes(claims, always)))
+    theme = draw.among(*_themes(claims, always))
     kind = theme.split()[0]
-    on = subset(draw, claims, [name for name in FEATURES if name not in TYPES])
+    on = draw.subset(claims, [name for name in FEATURES if name not in TYPES])
     on |= always | THEMES.get(theme, frozenset())
-    head_dim = draw(among(64, 16, 32, 96, 128, *((80, 256) if large else ())))
-    q_len = 1 if draw(st.booleans()) else draw(between(1, 8 if large else 4))
-    nope = draw(among(head_dim, head_dim // 2, 2 * head_dim)) if "nope" in on else 0
+    head_dim = draw.among(64, 16, 32, 96, 128, *((80, 256) if large else ()))
+    q_len = 1 if draw.either() else draw.between(1, 8 if large else 4)
+    nope = draw.among(head_dim, head_dim // 2, 2 * head_dim) if "nope" in on else 0
     fields: dict[str, Any] = {name: True for name in (*OUTPUTS, "nulls") if name in on}
     if nope:  # the rotated part is whole
         head_dim += nope
@@ -588,13 +588,13 @@ def strategy(
         fields["nope"] = nope
     if "interleaved" in on:
         fields["interleaved"] = True
-    kv_heads = 1 if nope else draw(among(*(1, 2, 3) if large else (1, 2)))
-    original, base = draw(among(*ORIGINALS)), draw(among(*BASES))
+    kv_heads = 1 if nope else draw.among(*(1, 2, 3) if large else (1, 2))
+    original, base = draw.among(*ORIGINALS), draw.among(*BASES)
     if theme == "yarn on a steep base":
         base, original = STEEP
     fields |= _parameters(draw, kind, on, claims, head_dim - nope, original)
     if "temperature" in on:
-        fields |= {"temperature": draw(among(0.1, 0.25)), "original_max": original}
+        fields |= {"temperature": draw.among(0.1, 0.25), "original_max": original}
     if "original_at_top" in always:
         fields.setdefault("original_max", original)
     if "scattered" in on and q_len > 1:
@@ -603,29 +603,32 @@ def strategy(
     factor = fields.get("factor") or 4.0
     longest = max(original, int(original * factor)) if kind != "dynamic" else original
     if fields.get("longrope") and "factor" not in fields:
-        longest = original * draw(among(32, 1, 4))
-    batch = draw(between(1, 3))
-    kv_len = draw(between(1, 12 if large else 5))
-    same = draw(st.booleans())
-    turning = near(original - q_len, low=0, high=FAR - 512)  # the last length that is short
-    places = st.one_of(
-        st.sampled_from((5, 1, 0, 255, 300, 4093, 70000, 2**18 - 1, FAR - 512)), turning
-    )
-    if theme == "longrope at its boundary":  # the last length that is short, or the next
-        places = st.sampled_from((original - q_len, original - q_len + 1))
-    offsets = tuple(draw(places) for _ in range(1 if same else batch))
+        longest = original * draw.among(32, 1, 4)
+    batch = draw.between(1, 3)
+    kv_len = draw.between(1, 12 if large else 5)
+    same = draw.either()
+    short = original - q_len  # where a request starts whose last position is the last short one
+
+    def place() -> int:
+        if theme == "longrope at its boundary":
+            return draw.among(short, short + 1)
+        if draw.either():
+            return draw.near(short, low=0, high=FAR - 512)
+        return draw.among(5, 1, 0, 255, 300, 4093, 70000, 2**18 - 1, FAR - 512)
+
+    offsets = tuple(place() for _ in range(1 if same else batch))
     if "temperature" in on:  # a query beyond the original context
-        beyond = draw(near(original, 2 * original, low=original, high=FAR - 512))
+        beyond = draw.near(original, 2 * original, low=original, high=FAR - 512)
         offsets = (beyond, *offsets[1:])
-    keys = tuple(draw(among(0, max(0, o + q_len - kv_len), o // 2, min(3, o))) for o in offsets)
+    keys = tuple(draw.among(0, max(0, o + q_len - kv_len), o // 2, min(3, o)) for o in offsets)
     return YarnCase(
-        dtype=draw(among(*dtypes)),
-        seed=draw(seeds),
-        values=draw(among(*FILLS)) if draw(st.booleans()) else "normal",
+        dtype=draw.among(*dtypes),
+        seed=draw.seed(),
+        values=draw.mostly("normal", FILLS),
         batch=batch,
         q_len=q_len,
         kv_len=kv_len,
-        heads=kv_heads * draw(among(1, 2, 3)),
+        heads=kv_heads * draw.among(1, 2, 3),
         kv_heads=kv_heads,
         head_dim=head_dim,
         base=base,
@@ -637,7 +640,7 @@ def strategy(
 
 
 def _parameters(
-    draw: st.DrawFn,
+    draw: Draw,
     kind: str,
     on: frozenset[str],
     claims: frozenset[str],
@@ -648,52 +651,52 @@ def _parameters(
     fields: dict[str, Any] = {} if kind == "default" else {kind: True}
     partial = "partial" in on and (head_dim * 0.5) % 4 == 0
     if partial or (kind == "proportional" and "partial" in claims):
-        fields["partial"] = draw(among(*(0.5, 0.25) if head_dim % 16 == 0 else (0.5,)))
+        fields["partial"] = draw.among(*(0.5, 0.25) if head_dim % 16 == 0 else (0.5,))
     if kind in ("yarn", "llama3", "linear", "dynamic") or (
         kind == "proportional" and "factor" in on
     ):
-        fields["factor"] = draw(among(*FACTORS))
+        fields["factor"] = draw.among(*FACTORS)
     if kind in ("yarn", "llama3", "longrope"):
         fields["original_max"] = original
     if kind == "yarn":
         if "beta_fast" in on:
-            fields["beta_fast"] = draw(among(32.0, 64.0, 16.0))
+            fields["beta_fast"] = draw.among(32.0, 64.0, 16.0)
         if "beta_slow" in on:
-            fields["beta_slow"] = draw(among(1.0, 2.0, 0.5))
+            fields["beta_slow"] = draw.among(1.0, 2.0, 0.5)
         if "truncate" in on:
-            fields["truncate"] = draw(among(False, True, False))
+            fields["truncate"] = draw.among(False, True, False)
         fields |= _mscales(draw, on)
         if "attention_factor" in on:
             implied = reference.mscale(fields["factor"])
-            fields["attention_factor"] = draw(among(1.0, 1.1, implied, 1.4852))
+            fields["attention_factor"] = draw.among(1.0, 1.1, implied, 1.4852)
     elif kind == "llama3":
-        fields["low_freq_factor"] = draw(among(1.0, 2.0))
-        fields["high_freq_factor"] = draw(among(4.0, 8.0))
+        fields["low_freq_factor"] = draw.among(1.0, 2.0)
+        fields["high_freq_factor"] = draw.among(4.0, 8.0)
     elif kind == "longrope":
         angles = int(head_dim * fields.get("partial", 1.0)) // 2
         low, high = (
-            draw(among((1.0, 1.25), (1.05, 2.0))),
-            draw(among((1.0, 64.0), (1.1, 8.0), (4.0, 40.0))),
+            draw.among((1.0, 1.25), (1.05, 2.0)),
+            draw.among((1.0, 64.0), (1.1, 8.0), (4.0, 40.0)),
         )
         fields["short_factor"] = divisors(*low, angles)
         fields["long_factor"] = divisors(*high, angles)
         if "factor" in on:
-            fields["factor"] = draw(among(32.0, 4.0, 1.0))
+            fields["factor"] = draw.among(32.0, 4.0, 1.0)
         if "attention_factor" in on:
-            fields["attention_factor"] = draw(among(1.0, 1.1, 1.19))
+            fields["attention_factor"] = draw.among(1.0, 1.1, 1.19)
     return fields
 
 
-def _mscales(draw: st.DrawFn, on: frozenset[str]) -> dict[str, float]:
+def _mscales(draw: Draw, on: frozenset[str]) -> dict[str, float]:
     """mscale and mscale_all_dim: mostly both or none, as in published configs."""
     asked = on & {"mscale", "mscale_all_dim"}
-    if len(asked) < 2 and draw(among(True, True, False)):
+    if len(asked) < 2 and draw.among(True, True, False):
         return {}
     weights = {"mscale": (1.0, 0.707, 1.2), "mscale_all_dim": (1.0, 0.707, 0.8)}
-    return {name: draw(among(*weights[name])) for name in sorted(asked)}
+    return {name: draw.among(*weights[name]) for name in sorted(asked)}
 
 
-def _spelling(draw: st.DrawFn, on: frozenset[str], fields: Mapping[str, Any]) -> dict[str, Any]:
+def _spelling(draw: Draw, on: frozenset[str], fields: Mapping[str, Any]) -> dict[str, Any]:
     """How the config is written."""
     out: dict[str, Any] = {}
     if "nested" in on:
@@ -701,7 +704,7 @@ def _spelling(draw: st.DrawFn, on: frozenset[str], fields: Mapping[str, Any]) ->
     if "old_names" in on:
         out["old_names"] = True
     if "type_key" in on:
-        out["type_key"] = draw(among("type", "both"))
+        out["type_key"] = draw.among("type", "both")
     if "original_at_top" in on and "original_max" in fields:
         out["original_at_top"] = True
     return out

@@ -202,7 +202,10 @@ def _positions(
 
 def _weighted_sum(weights: Tensor, v: Tensor, seen: Tensor) -> Tensor:
     """`weights @ v` over the seen keys: a weight of zero would make a hidden inf into NaN."""
-    wild = ~v.isfinite().all(dim=-1).all(dim=1).all(dim=0)
+    finite = v.isfinite()
+    if bool(finite.all()):
+        return weights @ v
+    wild = ~finite.all(dim=-1).all(dim=1).all(dim=0)
     total = weights[..., ~wild] @ v[..., ~wild, :]
     for j in wild.nonzero().flatten().tolist():
         term = weights[..., j, None] * v[..., None, j, :]

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 import cases
 from cases import layouts, values
+from cases.drawing import Draw
 from cases.memory import remembered
 from cases.sdpa import SdpaCase
 from harness.contract import changed
-from harness.power import questions
 from references.sdpa import alibi_slopes
 
 SMALL = SdpaCase(
@@ -52,6 +52,43 @@ def test_a_small_budget_is_hardly_spent_on_twins(op):
 
     check()
     assert len(set(seen)) >= 54, f"{len(set(seen))} different questions in {len(seen)} draws"
+
+
+class _Scripted:
+    """A source of given choices, of which each must be one that was asked for."""
+
+    def __init__(self, *choices):
+        self.choices = list(choices)
+
+    def draw_boolean(self, p=0.5):
+        assert 0 < p < 1
+        choice = self.choices.pop(0)
+        assert isinstance(choice, bool)
+        return choice
+
+    def draw_integer(self, min_value, max_value):
+        choice = self.choices.pop(0)
+        assert min_value <= choice <= max_value
+        return choice
+
+
+def test_lengths_are_drawn_near_bounds_or_anywhere():
+    assert Draw(_Scripted(False, 77)).near(8, 64, low=1, high=300) == 77
+    edges = [Draw(_Scripted(True, i)).near(8, 64, low=8, high=64) for i in range(4)]
+    assert edges == [8, 9, 63, 64]
+    assert Draw(_Scripted(5)).near(100, low=1, high=9) == 5  # no bound lies within
+    with pytest.raises(ValueError, match="low=3 must be at most high=2"):
+        Draw(_Scripted()).near(1, low=3, high=2)
+
+
+def test_what_is_usual_comes_in_half_of_the_draws():
+    drawn = [Draw(_Scripted(i)).mostly("usual", ("a", "b", "c")) for i in range(6)]
+    assert drawn == ["usual"] * 3 + ["a", "b", "c"]
+
+
+def test_only_claimed_features_are_chosen_from():
+    draw = Draw(_Scripted(True, False))
+    assert draw.subset(frozenset({"b", "d"}), ("a", "b", "c", "d")) == {"b"}
 
 
 def test_inputs_are_kept_for_the_next_subject_up_to_a_limit():
@@ -203,13 +240,25 @@ def test_a_feature_that_bites_is_not_vacuous(change):
     assert case.vacuous(case.inputs()) is None
 
 
-def test_a_subject_without_alibi_is_asked_what_it_was_asked_before():
-    """It is drawn last and among the claimed features alone."""
-    claims = frozenset(cases.load("sdpa").FEATURES) - {"alibi"}
-    digest = hashlib.sha256()
-    for case in questions.drawn("sdpa", "float32", 30, claims):
-        digest.update(case.to_json().encode())
-    assert digest.hexdigest()[:16] == "4f3e32fc710bec62"
+@settings(max_examples=300)
+@given(case=_drawn("sdpa"))
+def test_lengths_say_what_the_mask_shows(case):
+    """What is counted in lengths, against the mask itself."""
+    mask = case.inputs()["visible"][:, 0]
+    rows = case._rows()
+    assert case.dead_rows == bool((~mask.any(-1) & rows).any())
+
+    def alike(**change):
+        return torch.equal(mask, dataclasses.replace(case, **change)._visible())
+
+    why = case.vacuous(case.inputs()) or ""
+    if case.window is not None:
+        others = (None, case.window + 1, max(case.window - 1, 1))
+        assert why.startswith("window=") == all(alike(window=w) for w in others)
+    elif case.causal and case.q_len == case.kv_len:
+        assert why.startswith("causal: ") == alike(causal=False, schedule=())
+    if not mask.any():
+        assert why
 
 
 def test_alibi_brings_the_published_slopes_and_the_distances():
