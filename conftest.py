@@ -12,7 +12,7 @@ import pytest
 import torch
 from hypothesis import settings
 
-from harness import corpus, engines, gate, lane, machine, profiles, rundir
+from harness import corpus, engines, garbage, gate, lane, machine, profiles, rundir
 from harness.campaign import Absent, Campaign
 from harness.cells import cells
 from harness.engines import EngineError
@@ -181,6 +181,7 @@ def pytest_report_teststatus(report: pytest.TestReport) -> Any:
 
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Remember which cells are to be asked: those that no option left out."""
+    garbage.settle()
     mine = session.config.stash[SESSION]
     specs = [getattr(item, "callspec", None) for item in session.items]
     mine.cells = [

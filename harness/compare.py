@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from harness.arithmetic.formats import FORMATS
@@ -59,10 +60,11 @@ def compare(
             elements += int(mask.sum())
             exact += int((hit & mask).sum())
             far = torch.where(mask, far, -1.0)
+        far = far.reshape(-1)
         top = int(far.argmax())
-        if float(far.reshape(-1)[top]) > worst:
-            worst, output = float(far.reshape(-1)[top]), name
-            where = tuple(int(i) for i in torch.unravel_index(torch.tensor(top), got.shape))
+        if (most := float(far[top])) > worst:
+            worst, output = most, name
+            where = tuple(map(int, np.unravel_index(top, got.shape)))
     if elements == 0:
         return Verdict(
             excess=INFINITE, exact=0, elements=0, why="no element of the answer has a meaning"
@@ -85,8 +87,7 @@ def claimed(allowed: MidRad, judged: torch.Tensor | None) -> torch.Tensor:
 def distance(got: torch.Tensor, allowed: MidRad) -> torch.Tensor:
     """Excess per element of one output, float64; NaN is infinitely far."""
     if got.is_floating_point():
-        far = excess(got, allowed, FORMATS[str(got.dtype).removeprefix("torch.")])
-        return torch.where(far.isnan(), INFINITE, far)
+        return excess(got, allowed, FORMATS[str(got.dtype).removeprefix("torch.")])
     apart = (got.double() - allowed.mid).abs()  # integers and bools are exact
     return torch.where(apart <= allowed.rad, 0.0, INFINITE)
 

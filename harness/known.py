@@ -40,14 +40,17 @@ class Known:
     cpu: str = ""
     link: str = ""
 
-    def covers(self, subject: str, device: str | None, case: Case) -> bool:
-        """Whether it covers this case for this subject on this device of its runtime."""
+    def concerns(self, op: str, subject: str, device: str | None) -> bool:
+        """Whether it is about this subject on this device of its runtime."""
         return (
-            case.op == self.op
+            op == self.op
             and any(fnmatchcase(subject, pattern) for pattern in self.subjects)
             and self.device in ("", device)
-            and self.matches(case)
         )
+
+    def covers(self, subject: str, device: str | None, case: Case) -> bool:
+        """Whether it covers this case for this subject on this device of its runtime."""
+        return self.concerns(case.op, subject, device) and self.matches(case)
 
     def matches(self, case: Case) -> bool:
         """Whether it is such a case, whoever is asked."""

@@ -83,8 +83,12 @@ class Cell:
 
     def divergences(self, case: Case) -> tuple[Known, ...]:
         """The accepted divergences that cover the case for this subject on this device."""
+        return tuple(known for known in self._concerning if known.matches(case))
+
+    @functools.cached_property
+    def _concerning(self) -> tuple[Known, ...]:
         name, device = self.subject.name, self.presence.device
-        return tuple(known for known in self.known if known.covers(name, device, case))
+        return tuple(known for known in self.known if known.concerns(self.op, name, device))
 
     def record(self, status: Status, case: Case | None = None, **more: object) -> Record:
         return Record(
@@ -163,7 +167,7 @@ def ask(case: Case, cell: Cell, *, spare_dead: bool = False) -> Record:
         return cell.record(Status.ERROR, case, excess=float("inf"), why=str(error), lost=lost)
 
 
-@functools.lru_cache(maxsize=1024)
+@functools.lru_cache(maxsize=4096)
 def _vacuous(case: Case) -> str | None:
     """Why the case can't tell right from wrong; pinned ones are put to every subject of an op."""
     return case.vacuous(case.inputs())
@@ -223,13 +227,13 @@ def answer(
 def plan(asked: Iterable[Case], cell: Cell) -> None:
     """Tell the cell's worker what it will be asked, in this order, so that it answers in batches.
 
-    Not sent ahead: what the subject refuses, or what is known to diverge.
+    Not sent ahead: what the subject refuses, what is known to diverge, and what can't tell.
     """
     if cell.place is not None:
         _worker(cell.place).plan(
             _request(case, cell, cell.place)
             for case in asked
-            if not (cell.subject.refuses(case) or _whole(cell.divergences(case)))
+            if not (cell.subject.refuses(case) or _whole(cell.divergences(case)) or _vacuous(case))
         )
 
 

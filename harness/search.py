@@ -16,11 +16,8 @@ from harness.run import Cell, judge, plan
 
 _CHECKS = (HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.large_base_example)
 
-
 AHEAD = 2000
 """Cases drawn ahead for a worker; what is asked beyond them goes one by one."""
-
-
 FOLLOWED = 8
 """Wrong cases, of those met while shrinking, by which faults are told apart."""
 FRESH = 200
@@ -86,15 +83,14 @@ def search(
             )(given(case=strategy)(body))
         )
 
-    if cell.place is not None:
-        # A worker answers several cases a message. What will be asked is known by drawing it twice.
-        ahead = [*found_before, *written]
+    ahead: list[Case] = []
+    if cell.place is not None:  # a worker answers several cases a message
 
         def note(case: Case) -> None:
             ahead.append(case)
 
         drawing(note, min(count, AHEAD))()
-        plan(ahead, cell)
+        plan([*found_before, *written, *ahead], cell)
     lost: list[Record] = []
     failing: list[Record] = []
 
@@ -113,21 +109,34 @@ def search(
         if large.lost:  # nobody is there to be asked
             return large
 
-    def check(case: Case) -> None:
-        if lost and lost[-1].lost == "worker":
-            return
+    def put(case: Case) -> Record:
         record = judge(case, cell)
         if not failing:
             keep(record)
-        if record.lost:  # shrinking would start a worker for every try
+        if record.lost:
             lost.append(record)
+        return record
+
+    answered: dict[Case, Record] = {}
+    for case in ahead:
+        if lost and lost[-1].lost == "worker":
+            break
+        answered[case] = put(case)
+        if _wrong(answered[case]):
+            break
+
+    def check(case: Case) -> None:
+        if lost and lost[-1].lost == "worker":
+            return
+        record = answered.pop(case, None) or put(case)
         # While shrinking, a case that is wrong in another way is not this finding made smaller.
-        elif record.status in BAD and (not failing or record.status is failing[0].status):
+        if _wrong(record) and (not failing or record.status is failing[0].status):
             failing.append(record)
             raise Found(record)
 
     try:
-        drawing(check, count)()
+        if not ahead or count > AHEAD or any(map(_wrong, answered.values())):
+            drawing(check, count)()
     except Found as found:
         smallest = found.record
     except FlakyFailure:
@@ -155,6 +164,11 @@ def _named(
     if not diagnosis.settled:
         draw(lambda case: diagnosis.ask(case, drawn=True))
     return diagnosis.told(found, _case(found))
+
+
+def _wrong(record: Record) -> bool:
+    """Whether it is a finding to make smaller: to shrink a loss would cost a worker every try."""
+    return record.status in BAD and not record.lost
 
 
 def _case(record: Record) -> Case:

@@ -45,13 +45,9 @@ def excess(observed: Tensor, expected: MidRad, fmt: Format | None = None) -> Ten
     if bool(infinite.any()):
         short = (fmt.overflow_threshold - mid * out.sign()).clamp_min(0.0)
         distance = torch.where(infinite, short, distance)
-    ratio = distance / rad
-    ratio = ratio.masked_fill_(distance == 0, 0.0)
-    # inf / inf: the program makes no claim about this element, any number will do.
-    ratio = ratio.masked_fill_(rad.isinf(), 0.0)
-    same = infinite & (mid == out)
-    ratio = ratio.masked_fill_(same, 0.0)
-    undefined = out.isnan() | mid.isnan() | rad.isnan() | ratio.isnan()
+    # Without a bound the program makes no claim about an element: any number will do.
+    ratio = (distance / rad).masked_fill_((distance == 0) | rad.isinf(), 0.0)
+    undefined = (distance + rad).isnan()  # a NaN of any of the three
     return ratio.masked_fill_(undefined, torch.inf)
 
 

@@ -1,6 +1,7 @@
 """One child process that speaks frames: sends and receives by a deadline, and how it ended."""
 
 import contextlib
+import fcntl
 import os
 import select
 import signal
@@ -15,6 +16,8 @@ from harness.environments import frames
 
 BANNER = 65536
 """Bytes that may come before a greeting: what ssh and login shells have to say."""
+PIPE = 1 << 20
+"""Bytes that a pipe should hold."""
 TAIL = 2000
 """Bytes of standard error that are kept of a process that was lost."""
 
@@ -72,6 +75,8 @@ class Child:
         assert process.stdout is not None
         self._process, self._in, self._out = process, process.stdin, process.stdout
         os.set_blocking(self._in.fileno(), False)
+        for pipe in (self._in, self._out):
+            _widen(pipe.fileno())
 
     @property
     def alive(self) -> bool:
@@ -155,6 +160,14 @@ class Child:
             parts.append(part)
             missing -= len(part)
         return b"".join(parts)
+
+
+def _widen(fd: int) -> None:
+    """Let the pipe hold more than 64 KiB, where the system can: a message is megabytes, and both
+    sides would wake up for every piece of it."""
+    if hasattr(fcntl, "F_SETPIPE_SZ"):
+        with contextlib.suppress(OSError):
+            fcntl.fcntl(fd, fcntl.F_SETPIPE_SZ, PIPE)
 
 
 class _Sink:

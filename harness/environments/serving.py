@@ -14,7 +14,7 @@ import torch
 
 import cases
 from harness import call as calling
-from harness import runtimes
+from harness import garbage, runtimes
 from harness.environments import frames, tensors
 from harness.environments.source import digest
 from harness.lane import LANES
@@ -82,6 +82,7 @@ def _load(*, module: str, threads: int, **_: Any) -> dict[str, Any]:
     package = importlib.import_module(module.rpartition(".")[0])
     if hasattr(package, "load"):
         package.load()
+    garbage.settle()
     return {"kind": "loaded", "subjects": [subject.name for subject in subjects]}
 
 

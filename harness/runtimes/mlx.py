@@ -77,6 +77,12 @@ def fetch(x: Any) -> torch.Tensor:
         raise TypeError(f"expected an mlx array, got {type(x).__name__}")
     if x.dtype not in _TORCH:
         raise TypeError(f"dtype={x.dtype} has no torch counterpart here")
-    if x.dtype == mx.bfloat16:
-        return torch.from_numpy(np.array(x.view(mx.int16))).view(torch.bfloat16)
-    return torch.from_numpy(np.array(x)).to(_TORCH[x.dtype])
+    if x.dtype == mx.bfloat16:  # NumPy has none
+        return torch.from_numpy(_shared(x.view(mx.int16))).view(torch.bfloat16)
+    return torch.from_numpy(_shared(x)).to(_TORCH[x.dtype])
+
+
+def _shared(x: mx.array) -> np.ndarray:
+    """The array's own memory, which MLX never writes again; a copy where it runs backwards."""
+    view = np.asarray(x)
+    return view.copy() if min(view.strides, default=0) < 0 else view
