@@ -48,6 +48,7 @@ def terminal(records: Sequence[Record]) -> RenderableType:
         Text(f"absent  {absence.lane}: {absence.reason}: {_subjects(absence)}", style="dim")
         for absence in summary.absences(records)
     ]
+    parts += [Text(said, style="dim") for said in _accepted(records)]
     parts.append(Text())
     parts += [
         Text(said, style="red" if _wrong(records, said.split(":")[0]) else "")
@@ -90,7 +91,7 @@ def markdown(records: Sequence[Record]) -> str:
         f"- absent on {absence.lane}: {absence.reason}: {_subjects(absence)}"
         for absence in summary.absences(records)
     ]
-    lines += [f"- {said}" for said in summary.lanes(records)]
+    lines += [f"- {said}" for said in (*_accepted(records), *summary.lanes(records))]
     return "\n".join(lines) + "\n"
 
 
@@ -157,6 +158,14 @@ def _subjects(absence: Absence) -> str:
     named = ", ".join(absence.subjects[:NAMED])
     rest = len(absence.subjects) - NAMED
     return f"{named} and {rest} more" if rest > 0 else named
+
+
+def _accepted(records: Sequence[Record]) -> list[str]:
+    """Per op, the entries of known.toml behind the column `known`, with their cases."""
+    return [
+        f"known   {op}: {', '.join(f'{name} ({cases})' for name, cases in sorted(ids.items()))}"
+        for op, ids in summary.accepted(records).items()
+    ]
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -90,6 +90,15 @@ def absences(records: Iterable[Record]) -> list[Absence]:
     ]
 
 
+def accepted(records: Iterable[Record]) -> dict[str, Counter[str]]:
+    """Cases of accepted divergences: op -> id of the entry in known.toml -> how many."""
+    found: dict[str, Counter[str]] = defaultdict(Counter)
+    for record in records:
+        if record.status is Status.KNOWN:
+            found[record.op][record.why.partition(":")[0]] += 1
+    return dict(sorted(found.items()))
+
+
 def lanes(records: Iterable[Record]) -> list[str]:
     """One sentence per lane that any cell has: how it was there, what was judged, what is wrong."""
     kept = list(records)

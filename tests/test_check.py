@@ -17,6 +17,8 @@ from harness.run import judge
 from tests.test_cli import ROOT, Parity, parity  # noqa: F401 - the fixture
 
 SDPA = '''
+import os
+
 import torch
 
 
@@ -79,6 +81,17 @@ def raises(q, k, v):
 
 def leaves(q, k, v):
     raise SystemExit(0)
+
+
+def ends(q, k, v):
+    os._exit(0)
+
+
+def forks(q, k, v):
+    if (child := os.fork()) == 0:
+        os._exit(7)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+    raise RuntimeError("the child has ended")
 
 
 def short(q, k, v):
@@ -171,6 +184,8 @@ def test_a_wrong_window_is_named_shrunk_kept_and_replayed(check, parity, file, t
     [
         ("raises", "KeyError: 'no such block'"),
         ("leaves", "the subject raised SystemExit: 0"),
+        ("ends", "the subject raised SystemExit: os._exit(0)"),
+        ("forks", "RuntimeError: the child has ended"),
         ("short", "out has shape [1, 1, 1], expected"),
         ("nothing", "output out: expected a torch.Tensor, got NoneType"),
         ("three", "the function returned 3 values, expected at most out, lse"),

@@ -68,6 +68,16 @@ def test_absent_cells_share_their_reason() -> None:
     assert "cuda: absent: torch.cuda is not available (6 cells)" in text
 
 
+def test_known_divergences_are_named_with_their_cases() -> None:
+    known = [
+        replace(AGREES, status=Status.KNOWN, why=f"{name}: the sentence: of the entry")
+        for name in ("upper-left", "dead-rows", "dead-rows")
+    ]
+    for text in (matrix.text([AGREES, *known]), matrix.markdown([AGREES, *known])):
+        assert "known   sdpa: dead-rows (2), upper-left (1)\n" in text
+    assert "known   " not in matrix.text([AGREES])
+
+
 def test_lane_sentences() -> None:
     wrong = replace(AGREES, status=Status.DISAGREE)
     assert summary.lanes([AGREES, wrong, EMULATED]) == [
