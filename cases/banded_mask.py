@@ -301,7 +301,7 @@ def strategy(
     offset, full = 0, False
     if "steps" in on:
         steps = _schedule(draw, reach, size or window if "size" in claims else None)
-        if size and size > n + 1 and draw.among(False, True, False):
+        if size and size > n + 1 and draw.either():
             full = True  # to the last slot, and no further; or not quite
             held = draw.near(size, low=n + 2, high=size)
             first = draw.between(1, held - n - 1)
@@ -333,7 +333,7 @@ def _schedule(draw: Draw, reach: int, size: int | None) -> tuple[int, ...]:
     """Prefill chunks, decode steps and trims, around the length of the window."""
     steps: list[int] = []
     top = 2 * reach + 8 if size is None else size - 1
-    trims = top > 0 and draw.among(False, True, False, False)
+    trims = top > 0 and draw.either()
     if trims:  # a rotating cache can only be trimmed before it is full
         first = draw.near(reach, low=1, high=top)
         steps = [first, -draw.near(first, low=1, high=first)]
