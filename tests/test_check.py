@@ -439,7 +439,8 @@ def test_explain_shows_the_arguments(parity):  # noqa: F811
 def test_the_readme_s_example_is_found_named_and_reproduced(parity, tmp_path, monkeypatch):  # noqa: F811
     """Its code and its commands, as they stand there, in a folder of their own."""
     section = (ROOT / "README.md").read_text().split("## Your own function")[1].split("\n## ")[0]
-    code, commands, ending = re.findall(r"```(?:python|sh|)\n(.*?)```", section, re.DOTALL)
+    parts = re.findall(r"```(?:python|sh|)\n(.*?)```", section, re.DOTALL)
+    code, commands, ending, arithmetic = parts
     (tmp_path / "mine.py").write_text(code)
     monkeypatch.chdir(tmp_path)
     check_, repro = (shlex.split(line)[1:] for line in commands.splitlines())
@@ -460,8 +461,18 @@ def test_the_readme_s_example_is_found_named_and_reproduced(parity, tmp_path, mo
     assert done.returncode == 1, done.stderr
     assert "fault: window off by one: W+1 keys visible" in done.stdout
     assert "  observed " in done.stdout
-    (tmp_path / "mine.py").write_text(code.replace(">= row", "> row"))
+    right = code.replace(">= row", "> row")
+    (tmp_path / "mine.py").write_text(right)
     assert parity(*check_, *kept, "--cases", "20")[0] == 0
+    (tmp_path / "arithmetic.py").write_text(arithmetic)
+    declared = ("mine.py:attention", "--op", "sdpa", "--program", "arithmetic.py:float32", *kept)
+    assert parity("check", *declared, "--cases", "20")[0] == 0
+    weights = "scores.softmax(-1).nan_to_num()"
+    (tmp_path / "mine.py").write_text(right.replace(weights, f"{weights}.to(q.dtype).float()"))
+    assert parity(*check_, *kept, "--cases", "20", "--dtype", "bf16")[0] == 0
+    status, out, _ = parity("check", *declared, "--cases", "20", "--dtype", "bf16")
+    assert (status, "drift" in out) == (1, True)
+    (tmp_path / "mine.py").write_text(right)
     status, _, err = parity(*repro, *kept)
     assert status == 2
     assert "answers case cf03c064033a with agree now" in err
