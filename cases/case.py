@@ -100,7 +100,8 @@ class Case(ABC):
     def matches(self, when: Mapping[str, Any]) -> bool:
         """Whether every attribute named in `when` has one of the values given for it.
 
-        A value may be a scalar, a list of scalars, or a table with `min` and/or `max`.
+        A value may be a scalar, a list of scalars, or a table with `min` and/or `max`,
+        which what is None does not have.
 
         Raises:
             ValueError: the case has no such attribute.
@@ -169,6 +170,8 @@ def _tuples(value: Any) -> Any:
 
 def _fits(value: Any, wanted: Any) -> bool:
     if isinstance(wanted, Mapping):
+        if value is None:
+            return False
         return wanted.get("min", value) <= value <= wanted.get("max", value)
     if isinstance(wanted, list | tuple):
         return value in wanted

@@ -44,6 +44,8 @@ LARGEST_WORK = 1 << 26
 PER_QUERY = ("q", "visible", "distance")
 """Inputs of which the last axis but one is the query."""
 PAGES = (16, 32, 64, 1)
+CAPS = {"float32": (2.0, 20.0, 50.0), "bfloat16": (2.0, 5.0, 10.0), "float16": (2.0, 5.0, 10.0)}
+"""Softcaps that are drawn: in 16 bits, 50 (which Gemma 2 has) leaves most scores as they are."""
 BLOCKS = (8, 16, 32, 64, 128, 256, 512)
 PROBES = ("mask_probe", "key_probe")
 """Fills that `cases.probes` reads back: row j of v is a multiple of unit vector j, a different one
@@ -483,12 +485,15 @@ def strategy(
 
     dtype, seed, fill = draw.among(*dtypes), draw.seed(), draw.mostly("normal", values.NAMES[1:])
     window = value("window", *WINDOWS)
-    sinks, softcap = value("sinks", 0.0, -4.0, 4.0), value("softcap", 2.0, 20.0, 50.0)
+    sinks, softcap = value("sinks", 0.0, -4.0, 4.0), value("softcap", *CAPS[dtype])
     scale, alibi = value("scale", 1.0, 0.0625, 0.3), value("alibi", 8.0, 4.0)
     layout = value("layout", *LAYOUTS[1:]) or LAYOUTS[0]
     page_size = value("page_size", *getattr(claims, "pages", PAGES))
     poison = "nan" if "poison" in claims and draw.rarely() else "finite"
-    q_len, kv_len = _lengths(draw, window, "schedule" in on, "window" not in claims, large)
+    least = 2 if softcap or alibi else 1  # keys: one alone has all the weight, whatever its score
+    window = max(window, least) if window else None
+    plain, scheduled = "window" not in claims, "schedule" in on
+    q_len, kv_len = _lengths(draw, window, least, scheduled=scheduled, plain=plain, large=large)
     kv_heads, group, head_dim = _shape(draw, getattr(claims, "head_dims", _DIMS))
     if large:
         kv_heads, group, head_dim = _large_shape(draw, q_len * kv_len)
@@ -501,8 +506,6 @@ def strategy(
     whole = draw.between(0, batch - 1) if padded else 0  # the request without padding
     if q_len == kv_len == 1 and window is None:
         on -= {"causal"}  # nothing to hide
-    if kv_len == 1 or window == 1:
-        alibi = None  # nor to weigh otherwise
     kv_lens = _ragged(draw, batch, whole, kv_len, window or 1) if "kv_lens" in on else None
     q_lens = _ragged(draw, batch, whole, q_len, 1) if "q_lens" in on else None
     if cached and kv_lens is not None:
@@ -547,11 +550,11 @@ def _large_shape(draw: Draw, pairs: int) -> tuple[int, int, int]:
 
 
 def _lengths(
-    draw: Draw, window: int | None, scheduled: bool, plain: bool, large: bool
+    draw: Draw, window: int | None, least: int, *, scheduled: bool, plain: bool, large: bool
 ) -> tuple[int, int]:
     """(q_len, kv_len): one query, few queries over many keys, square, or more queries than keys.
 
-    plain: the subject knows no window; squares are what its causal kernel is made for.
+    least: keys. plain: the subject knows no window; squares are what its causal kernel is made for.
     """
     kind = draw.among("single", "square", "longer", "shorter", "shorter")
     more, beyond = draw.either(), draw.among(1, 2, 0, 3, 17, 64)
@@ -559,8 +562,8 @@ def _lengths(
     q_len, surplus = draw.near(8, 16, low=2, high=24), draw.between(1, 23)
     if window is not None:  # around the window, mostly beyond it
         kv_len = window + beyond
+    kv_len = max(kv_len, 2 if scheduled else least)
     if scheduled:
-        kv_len = max(kv_len, 2)
         return min(q_len, kv_len), kv_len
     if window is not None:
         return q_len if more else 1, kv_len
@@ -569,7 +572,7 @@ def _lengths(
     if kind == "square" or (plain and more):
         return q_len, q_len
     if kind == "longer":
-        return q_len, max(1, q_len - surplus)
+        return q_len, max(least, q_len - surplus)
     return q_len, max(kv_len, q_len + 1)
 
 

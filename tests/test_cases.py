@@ -280,6 +280,8 @@ def test_padding_is_poisoned_and_nothing_else():
 def test_matching_by_field_range_list_and_property():
     assert SMALL.matches({"q_len": 2, "kv_len": {"min": 3, "max": 5}, "dead_rows": False})
     assert not SMALL.matches({"q_len": [3, 4]})
+    assert not SMALL.matches({"softcap": {"min": 0.0}})
+    assert dataclasses.replace(SMALL, softcap=5.0).matches({"softcap": {"min": 0.0}})
     with pytest.raises(ValueError, match="'colour' is no attribute of SdpaCase"):
         SMALL.matches({"colour": 1})
 
