@@ -287,6 +287,7 @@ def test_what_was_measured_is_kept_and_shown_again(
     assert parity("power", "--again", str(folder))[1] == out
     code, out, _ = parity("power", "--again", str(folder), "--markdown")
     assert "| sdpa | 2 | 1 | 1 | 1 (100.0%) |" in out
+    assert str(folder) not in out
 
 
 def test_bad_values_are_one_sentence(parity: Parity, tmp_path: Path) -> None:

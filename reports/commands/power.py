@@ -67,9 +67,10 @@ def power(
     else:
         console.print(report.terminal(measured))
     said = report.findings(measured)
+    aside = Console(stderr=True, highlight=False) if markdown else console  # tables are pasted
     for sentence in said:
-        console.print(f"finding: {sentence}", style="red", soft_wrap=True)
-    console.print(str(folder), soft_wrap=True)
+        aside.print(f"finding: {sentence}", style="red", soft_wrap=True)
+    aside.print(str(folder), soft_wrap=True)
     raise typer.Exit(1 if said else 0)
 
 
