@@ -77,6 +77,7 @@ def test_what_an_engine_prints_does_no_harm(worker):
     [
         ("raises", "raised", "ZeroDivisionError: division by zero"),
         ("leaves", "raised", "the subject raised SystemExit: 0"),
+        ("exits_in_python", "raised", "the subject raised SystemExit: os._exit(3)"),
         ("returns_a_gigabyte", "wrong", "out has shape [268435456], expected [2, 3, 4]"),
     ],
 )
